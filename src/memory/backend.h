@@ -8,6 +8,7 @@
  *     streams     recognises pointers of the device; streams and events
  *     executor    runs collectives: a table that the layer above declares, and this one passes on
  *     tensors     memory, kernels and copies for libtutti-tensor: likewise (tensor/device.h)
+ *     network        messages between ranks of different hosts (memory/network_part.h)
  *
  * Any part may be absent. The table and each part begin with their size: what an older plug-in does not have yet counts
  * as absent, and what a newer one has besides is left alone. `version` changes only when something that exists changes
@@ -243,6 +244,8 @@ typedef struct tu_backend {
      * memory, allowed while a stream captures. Writes the error. NULL: nothing is enqueued. */
     tutti_status (*check)(void *state, tutti_group *group);
     const void *tensors;
+    /* Messages to ranks on other hosts: a table that memory/network_part.h declares. */
+    const void *network;
 } tu_backend;
 
 /* The built-in one: backend/shm. */

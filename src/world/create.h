@@ -43,10 +43,6 @@ int tu_ranks_ascending(const void *left, const void *right);
  * done. Under world->lock. */
 tutti_status tu_group_hashed_name(tutti_world *world, const int *ranks, int count, char name[64], uint64_t *key);
 
-/* Everything a member needs before it agrees: the object, memory for its page, a place in the registry's memory. */
-tutti_status tu_group_reserve(tutti_world *world, const tu_group_plan *plan, tutti_group **group,
-                              const tu_piece **piece);
-
 /* tutti_group_new with arguments that were checked. */
 tutti_status tu_group_new(tutti_world *world, const int *ranks, int count, const tutti_group_options *options,
                           tutti_group **group);
@@ -57,9 +53,6 @@ tutti_status tu_group_new(tutti_world *world, const int *ranks, int count, const
 void tu_agreement_describe(tu_agreement *mine, const char *name, const char *tag, const int *ranks, int count,
                            int64_t timeout_ns);
 void tu_agreement_refuse(tu_agreement *mine, tutti_status status);
-
-/* Some members are on other hosts, or took part in the agreement there: the page goes round among the members. */
-tutti_status tu_group_share_page(tutti_group *group, const tu_piece *piece, int64_t deadline);
 
 /* An agreement of the parent's members: what is agreed on, and what comes of it. */
 typedef struct tu_undertaking {

@@ -85,6 +85,11 @@ static void cause_key(uint64_t group_key, char key[96]) {
 void tu_group_tell_hosts(tutti_group *group, const tu_cause *cause) {
     if (group->local || group->world->store == NULL)
         return;
+    /* Pairs with the release of whoever opened the network. */
+    void (*tell)(tutti_group *, const tu_cause *) =
+        atomic_load_explicit(&group->world->tell_hosts, memory_order_acquire);
+    if (tell != NULL)
+        tell(group, cause);
     char key[96];
     cause_key(group->key, key);
     tutti_error_copy error;
@@ -95,7 +100,22 @@ void tu_group_tell_hosts(tutti_group *group, const tu_cause *cause) {
     tu_error_restore(&error);
 }
 
-/* Takes over a cause that another host published: into this rank's private page. */
+/* A cause from another host, into this rank's private page. */
+static bool take_over(tu_group_page *page, int size, tu_cause *cause) {
+    uint64_t lives = 0;
+    if (cause->origin < 0 || cause->origin >= size || cause->at_fault_count < 0 ||
+        cause->at_fault_count > TUTTI_ERROR_RANKS || cause->status == TUTTI_OK ||
+        !atomic_compare_exchange_strong_explicit(&page->state, &lives, (uint64_t)cause->origin + 1,
+                                                 memory_order_acq_rel, memory_order_acquire))
+        return false;
+    cause->message[sizeof cause->message - 1] = 0;
+    cause->operation[sizeof cause->operation - 1] = 0;
+    page->cause = *cause;
+    atomic_store_explicit(&page->state, ((uint64_t)cause->origin + 1) | TU_GROUP_TOLD, memory_order_release);
+    return true;
+}
+
+/* Looks whether another host published the end of the group. */
 static void hear(tutti_world *world, const tu_meeting *meeting) {
     char key[96];
     const char *keys[1] = { key };
@@ -108,18 +128,54 @@ static void hear(tutti_world *world, const tu_meeting *meeting) {
     if (tutti_store_get(world->store, key, TU_SECOND, &value, &bytes) != TUTTI_OK)
         return;
     tu_group_page *page = (tu_group_page *)((char *)meeting->ended - offsetof(tu_group_page, state));
-    uint64_t lives = 0;
-    tu_cause *cause = value;
-    if (bytes == sizeof *cause && cause->origin >= 0 && cause->origin < meeting->count && cause->at_fault_count >= 0 &&
-        cause->at_fault_count <= TUTTI_ERROR_RANKS &&
-        atomic_compare_exchange_strong_explicit(&page->state, &lives, (uint64_t)cause->origin + 1, memory_order_acq_rel,
-                                                memory_order_acquire)) {
-        cause->message[sizeof cause->message - 1] = 0;
-        cause->operation[sizeof cause->operation - 1] = 0;
-        page->cause = *cause;
-        atomic_store_explicit(&page->state, ((uint64_t)cause->origin + 1) | TU_GROUP_TOLD, memory_order_release);
-    }
+    if (bytes == sizeof(tu_cause))
+        (void)take_over(page, meeting->count, value);
     free(value);
+}
+
+bool tu_group_hear(tutti_group *group, tu_cause *cause) {
+    bool first = take_over(group->page, group->size, cause);
+    if (first)
+        tu_group_pass_on(group, cause);
+    return first;
+}
+
+/* ---- between a group across hosts and its part on this one ---- */
+
+void tu_group_pass_on(tutti_group *group, const tu_cause *cause) {
+    tutti_group *here = atomic_load_explicit(&group->here, memory_order_acquire);
+    uint64_t lives = 0, mine = here != NULL ? (uint64_t)here->rank + 1 : 0;
+    if (here == NULL || !atomic_compare_exchange_strong_explicit(&here->page->state, &lives, mine, memory_order_acq_rel,
+                                                                 memory_order_acquire))
+        return;
+    here->page->cause = *cause;
+    here->page->cause.whole = 1;
+    atomic_store_explicit(&here->page->state, mine | TU_GROUP_TOLD, memory_order_release); /* pairs with its readers */
+    for (int member = 0; member < here->size; member++)
+        tu_job_ring(here->world->job, here->job_ranks[member]);
+}
+
+/* The rank in the group across hosts. */
+static int32_t rank_of_part(const tutti_group *group, const tutti_group *here, int32_t rank) {
+    return rank >= 0 && rank < here->size ? tu_rank_index(group->ranks, group->size, here->ranks[rank]) : -1;
+}
+
+bool tu_group_overhear(tutti_group *group) {
+    if (tu_group_ended(group))
+        return true;
+    tutti_group *here = atomic_load_explicit(&group->here, memory_order_acquire);
+    if (here == NULL || (atomic_load_explicit(&here->page->state, memory_order_acquire) & TU_GROUP_TOLD) == 0)
+        return false;
+    tu_cause cause = here->page->cause;
+    if (cause.whole == 0) {
+        cause.origin = rank_of_part(group, here, cause.origin);
+        for (int i = 0; i < cause.at_fault_count && i < TUTTI_ERROR_RANKS; i++)
+            cause.at_fault[i] = rank_of_part(group, here, cause.at_fault[i]);
+    }
+    cause.whole = 0;
+    if (take_over(group->page, group->size, &cause))
+        tu_group_tell_hosts(group, &cause);
+    return tu_group_ended(group);
 }
 
 static bool came(tutti_world *world, const tu_meeting *meeting, int member) {

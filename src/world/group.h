@@ -26,6 +26,13 @@ tutti_status tu_group_make(tutti_world *world, const tu_group_plan *plan, tutti_
 tutti_status tu_group_page_reserve(tutti_group *group, const tu_piece **piece);
 void tu_group_page_set(tutti_group *group, tu_mapping *mapping);
 
+/* Everything a member needs before it agrees: the object, memory for its page, a place in the registry's memory. */
+tutti_status tu_group_reserve(tutti_world *world, const tu_group_plan *plan, tutti_group **group,
+                              const tu_piece **piece);
+
+/* Some members are on other hosts, or took part in the agreement there: the page goes round among the members. */
+tutti_status tu_group_share_page(tutti_group *group, const tu_piece *piece, int64_t deadline);
+
 /* Names the group in this rank's recorder and enters it into the registry under its tag ("" or NULL: none); the
  * registry keeps a reference. Fails by memory only, or with TUTTI_ERROR_EXISTS when the name is taken. */
 tutti_status tu_group_register(tutti_group *group, const char *tag);
@@ -80,5 +87,10 @@ void tu_group_describe(tutti_group *group, int member, char *text, size_t bytes)
 
 /* Publishes the cause for members on other hosts; nothing for a group on one host. */
 void tu_group_tell_hosts(tutti_group *group, const tu_cause *cause);
+/* Takes over a cause that came from another host, into this rank's own page. False: it makes no sense, or the group has
+ * ended already. */
+bool tu_group_hear(tutti_group *group, tu_cause *cause);
+/* To the members on this host: ends group->here too. */
+void tu_group_pass_on(tutti_group *group, const tu_cause *cause);
 
 #endif

@@ -104,6 +104,7 @@ static bool end_group(tutti_group *group, const tu_operation_info *info) {
     snprintf(cause->message, sizeof cause->message, "%.*s", (int)sizeof cause->message - 1, error.message);
     /* Pairs with the acquire loads in told() and in waits. */
     atomic_store_explicit(&group->page->state, mine | TU_GROUP_TOLD, memory_order_release);
+    tu_group_pass_on(group, cause);
     tu_group_tell_hosts(group, cause);
     ring_members(group);
     TU_LOG(TUTTI_LOG_INFO, group->world->log, "world", "group %s ends: %s", group->name, error.message);
@@ -208,7 +209,7 @@ tutti_status tutti_group_check(tutti_group *group) {
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_check needs a group of which this rank is a member");
     TU_INSIDE(group->world);
     tutti_status status = tu_world_check(group->world);
-    if (status == TUTTI_OK && tu_group_ended(group))
+    if (status == TUTTI_OK && tu_group_overhear(group))
         status = tu_group_cause(group);
     if (status == TUTTI_OK && !group->world->fake)
         status = tu_group_look(group, NULL);
@@ -277,7 +278,7 @@ static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns
             tu_timeout_choose("timeout_ns", call_timeout_ns, group->timeout_ns, world->timeout_ns, &info->timeout_ns);
     if (status != TUTTI_OK)
         return status;
-    if (tu_group_ended(group))
+    if (tu_group_ended(group) || (!group->local && tu_group_overhear(group)))
         return tu_group_cause(group);
     _Atomic uint64_t *counter =
         tu_operation_sequenced((tu_operation)info->operation) ? &group->sequence : &group->messages;

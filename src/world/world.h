@@ -26,6 +26,7 @@
 #define TU_HANDLE_KINDS 16
 typedef struct tu_spawn_record tu_spawn_record;
 typedef struct tu_events tu_events;
+typedef struct tu_cause tu_cause;
 
 #define TU_INTERRUPT_USER UINT32_C(1)  /* tutti_world_interrupt */
 #define TU_INTERRUPT_CLOSE UINT32_C(2) /* tutti_world_close */
@@ -54,6 +55,8 @@ struct tutti_world {
     /* Set once a backend other than the CPU's has been opened: asks the devices how the group fares. */
     _Atomic(tutti_status (*)(tutti_group *)) devices;
     _Atomic bool looked;     /* for devices, at the first collective */
+    /* Set once messages go to other hosts: tells members there that a group ended, quicker than the store does. */
+    _Atomic(void (*)(tutti_group *, const tu_cause *)) tell_hosts;
     _Atomic int32_t handles; /* 1 while open, and 1 for each live object of the layers above: see tu_world_handle */
     pthread_mutex_t lock;    /* registry of groups, kinds of handles */
     tu_attachments attachments;
@@ -72,16 +75,17 @@ struct tutti_world {
 };
 
 /* Why a group ended. In shared memory; written once by the rank that wins the state word. */
-typedef struct tu_cause {
+struct tu_cause {
     int32_t status; /* tutti_status */
     int32_t origin; /* group rank that ended it */
+    int32_t whole;  /* 1: ranks are those of the group across hosts that this one is a part of */
     int64_t time;   /* on tu_clock_now of the origin's host */
     uint64_t sequence;
     char operation[32];
     int32_t at_fault_count;
     int32_t at_fault[TUTTI_ERROR_RANKS]; /* group ranks */
     char message[1024];
-} tu_cause;
+};
 
 /* Shared part of a group, in the piece of member 0. */
 typedef struct tu_group_page {
@@ -147,6 +151,9 @@ struct tutti_group {
     /* Finishes what was started on the group and goes on by itself; NULL while there is nothing of that kind. Set once,
      * by the collective layer: release there, acquire in tu_group_enter. */
     _Atomic(tu_group_settle *) settle;
+    /* Of a group across hosts: the group of its members on this host; NULL: none, or not needed yet. When one of the
+     * two ends, so does the other. Set once, by the collective layer: release there, acquire in tu_group_overhear. */
+    _Atomic(tutti_group *) here;
     struct tu_group_links *links; /* in the registry; NULL once destroyed */
     tutti_group *next_shell;
     bool end_told; /* its end has been made an event; under the world's lock */
@@ -192,6 +199,9 @@ void tu_group_end(tutti_group *group, const tu_operation_info *info);
 static inline bool tu_group_ended(const tutti_group *group) {
     return atomic_load_explicit(&group->page->state, memory_order_acquire) != 0;
 }
+/* Whether the group has ended, here or among its members on this host: a group across hosts has no state word that they
+ * share but that of group->here. */
+bool tu_group_overhear(tutti_group *group);
 /* Writes the first cause as this thread's error, marked as such; returns its status. */
 tutti_status tu_group_cause(tutti_group *group);
 

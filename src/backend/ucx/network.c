@@ -1,0 +1,446 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The network part on UCX: one worker per rank, an endpoint per peer that is used, one active message for everything.
+ *
+ * Messages go eagerly and in one piece, never by UCX's rendezvous: its TCP transport would let a peer write to
+ * addresses that it names itself. So every byte that arrives is put in its place by libtutti, which looks at bounds.
+ * Endpoints are in error mode PEER, so that a dead process or a broken connection is told.
+ */
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "ucx.h"
+
+#define MESSAGE 7                /* the number of the active message */
+#define SEGMENT "256k"           /* of UCX's TCP transport: a message with its header fits */
+#define MOST ((size_t)192 << 10) /* data of one message */
+
+typedef struct network network;
+
+typedef struct endpoint {
+    network *network;
+    int peer;
+    ucp_ep_h handle; /* NULL: not connected, or no more */
+    bool broken;     /* told, and to be closed outside of the callback */
+} endpoint;
+
+/* A send that is under way; the header must outlive it. */
+typedef struct sending {
+    network *network;
+    void *token;
+    struct sending *next; /* in the list of spare ones */
+    unsigned char header[TU_NETWORK_HEADER_BYTES];
+} sending;
+
+struct network {
+    const tu_backend_host *host;
+    const tu_ucx_library *ucx;
+    tutti_world *world;
+    const tu_network_events *events;
+    void *owner;
+    ucp_context_h context;
+    ucp_worker_h worker;
+    ucp_address_t *address;
+    size_t address_bytes, most;
+    int descriptor, peer_count;
+    bool any_broken;
+    endpoint **endpoints; /* by peer; NULL until it is used */
+    sending *spare;
+};
+
+/* ---- what UCX tells ---- */
+
+static ucs_status_t arrived(void *argument, const void *header, size_t header_bytes, void *data, size_t bytes,
+                            const ucp_am_recv_param_t *param) {
+    network *network = argument;
+    if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0)
+        return UCS_OK; /* nobody of ours sends so: left where it is */
+    bool lasting = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
+    bool kept =
+        network->events->arrived(network->owner, header, header_bytes, data, bytes, lasting && bytes > 0 ? data : NULL);
+    return kept && lasting ? UCS_INPROGRESS : UCS_OK;
+}
+
+static void failed(void *argument, ucp_ep_h handle, ucs_status_t status) {
+    endpoint *endpoint = argument;
+    (void)handle;
+    endpoint->broken = true;
+    endpoint->network->any_broken = true;
+    endpoint->network->events->lost(endpoint->network->owner, endpoint->peer,
+                                    endpoint->network->ucx->ucs_status_string(status));
+}
+
+static void spare(sending *sending) {
+    sending->next = sending->network->spare;
+    sending->network->spare = sending;
+}
+
+static void sent(void *request, ucs_status_t status, void *argument) {
+    sending *sending = argument;
+    sending->network->events->sent(sending->network->owner, sending->token, status == UCS_OK);
+    spare(sending);
+    sending->network->ucx->ucp_request_free(request);
+}
+
+/* ---- opening ---- */
+
+/* The interface that has the address; false: none has. */
+static bool interface_of(const char *address, char name[64]) {
+    struct ifaddrs *all;
+    bool found = false;
+    if (address[0] == 0 || getifaddrs(&all) != 0)
+        return false;
+    for (struct ifaddrs *at = all; at != NULL && !found; at = at->ifa_next) {
+        char text[INET6_ADDRSTRLEN] = "";
+        if (at->ifa_addr != NULL && at->ifa_addr->sa_family == AF_INET)
+            inet_ntop(AF_INET, &((struct sockaddr_in *)(void *)at->ifa_addr)->sin_addr, text, sizeof text);
+        else if (at->ifa_addr != NULL && at->ifa_addr->sa_family == AF_INET6)
+            inet_ntop(AF_INET6, &((struct sockaddr_in6 *)(void *)at->ifa_addr)->sin6_addr, text, sizeof text);
+        found = strcmp(text, address) == 0;
+        if (found)
+            snprintf(name, 64, "%s", at->ifa_name);
+    }
+    freeifaddrs(all);
+    return found;
+}
+
+static void modify(network *network, ucp_config_t *config, const char *name, const char *value) {
+    ucs_status_t status = network->ucx->ucp_config_modify(config, name, value);
+    if (status != UCS_OK)
+        network->host->log(network->world, TUTTI_LOG_INFO, "ucx", "this UCX does not take %s=%s: %s", name, value,
+                           network->ucx->ucs_status_string(status));
+}
+
+/* By the configuration of this context alone: the environment is the user's, and UCX_ variables of his that are not
+ * named here still count. */
+static tutti_status configure(network *network, const char *address, ucp_config_t **config) {
+    ucs_status_t status = network->ucx->ucp_config_read(NULL, NULL, config);
+    if (status != UCS_OK)
+        return network->host->error(TUTTI_ERROR_BACKEND,
+                                    "UCX cannot read its configuration: %s; look at UCX_ variables",
+                                    network->ucx->ucs_status_string(status));
+    char interface[64];
+    if (getenv("UCX_TLS") == NULL)
+        modify(network, *config, "TLS", "tcp"); /* inside a host there is shared memory */
+    if (getenv("UCX_NET_DEVICES") == NULL && interface_of(address, interface))
+        modify(network, *config, "NET_DEVICES", interface);
+    modify(network, *config, "RNDV_THRESH", "inf");
+    modify(network, *config, "TX_SEG_SIZE", SEGMENT);
+    modify(network, *config, "RX_SEG_SIZE", SEGMENT);
+    modify(network, *config, "KEEPALIVE_INTERVAL", "2s");
+    return TUTTI_OK;
+}
+
+static tutti_status open_context(network *network, const char *address) {
+    ucp_config_t *config;
+    tutti_status failure = configure(network, address, &config);
+    if (failure != TUTTI_OK)
+        return failure;
+    ucp_params_t parameters = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+        .estimated_num_eps = (size_t)network->peer_count,
+    };
+    ucs_status_t status =
+        network->ucx->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &parameters, config, &network->context);
+    network->ucx->ucp_config_release(config);
+    return status == UCS_OK
+               ? TUTTI_OK
+               : network->host->error(TUTTI_ERROR_BACKEND,
+                                      "UCX finds no way to other hosts: %s; TUTTI_INTERFACE names a network "
+                                      "interface, `ucx_info -d` lists what there is",
+                                      network->ucx->ucs_status_string(status));
+}
+
+static tutti_status open_worker(network *network) {
+    ucp_worker_params_t parameters = { .field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE,
+                                       .thread_mode = UCS_THREAD_MODE_SERIALIZED };
+    ucs_status_t status = network->ucx->ucp_worker_create(network->context, &parameters, &network->worker);
+    if (status == UCS_OK) {
+        ucp_worker_attr_t attributes = { .field_mask = UCP_WORKER_ATTR_FIELD_THREAD_MODE };
+        status = network->ucx->ucp_worker_query(network->worker, &attributes);
+        if (status == UCS_OK && attributes.thread_mode < UCS_THREAD_MODE_SERIALIZED)
+            return network->host->error(
+                TUTTI_ERROR_BACKEND, "this UCX lets one thread alone use a worker; it must be built with --enable-mt");
+    }
+    if (status == UCS_OK)
+        status = network->ucx->ucp_worker_get_efd(network->worker, &network->descriptor);
+    if (status == UCS_OK)
+        status = network->ucx->ucp_worker_get_address(network->worker, &network->address, &network->address_bytes);
+    ucp_am_handler_param_t handler = {
+        .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG |
+                      UCP_AM_HANDLER_PARAM_FIELD_FLAGS,
+        .id = MESSAGE,
+        .flags = UCP_AM_FLAG_WHOLE_MSG,
+        .cb = arrived,
+        .arg = network,
+    };
+    if (status == UCS_OK)
+        status = network->ucx->ucp_worker_set_am_recv_handler(network->worker, &handler);
+    if (status != UCS_OK)
+        return network->host->error(TUTTI_ERROR_BACKEND, "UCX cannot make a worker: %s",
+                                    network->ucx->ucs_status_string(status));
+    if (network->address_bytes > TU_NETWORK_ADDRESS_BYTES)
+        return network->host->error(
+            TUTTI_ERROR_LIMIT,
+            "the UCX address of this rank has %zu bytes, more than %d: choose fewer interfaces by "
+            "TUTTI_INTERFACE or UCX_NET_DEVICES",
+            network->address_bytes, TU_NETWORK_ADDRESS_BYTES);
+    return TUTTI_OK;
+}
+
+static void end(network *network) {
+    while (network->spare != NULL) {
+        sending *next = network->spare->next;
+        free(network->spare);
+        network->spare = next;
+    }
+    for (int peer = 0; peer < network->peer_count && network->endpoints != NULL; peer++)
+        free(network->endpoints[peer]);
+    if (network->address != NULL)
+        network->ucx->ucp_worker_release_address(network->worker, network->address);
+    if (network->worker != NULL)
+        network->ucx->ucp_worker_destroy(network->worker);
+    if (network->context != NULL)
+        network->ucx->ucp_cleanup(network->context);
+    free(network->endpoints);
+    free(network);
+}
+
+static tutti_status network_open(const tu_backend_host *host, tutti_world *world, const char *address, int peer_count,
+                                 const tu_network_events *events, void *owner, void **out) {
+    const tu_ucx_library *ucx;
+    tutti_status status = tu_ucx_load(host, &ucx);
+    if (status != TUTTI_OK)
+        return status;
+    network *made = calloc(1, sizeof *made);
+    if (made != NULL)
+        *made = (network){ .host = host,
+                           .ucx = ucx,
+                           .world = world,
+                           .events = events,
+                           .owner = owner,
+                           .most = MOST,
+                           .peer_count = peer_count,
+                           .endpoints = calloc((size_t)peer_count, sizeof *made->endpoints) };
+    if (made == NULL || made->endpoints == NULL) {
+        free(made);
+        return host->error(TUTTI_ERROR_MEMORY, "out of memory for the connections to %d ranks", peer_count);
+    }
+    status = open_context(made, address);
+    if (status == TUTTI_OK)
+        status = open_worker(made);
+    if (status != TUTTI_OK) {
+        end(made);
+        return status;
+    }
+    *out = made;
+    return TUTTI_OK;
+}
+
+/* ---- endpoints ---- */
+
+static tutti_status network_connect(void *argument, int peer, const void *address, size_t bytes) {
+    network *network = argument;
+    if (network->endpoints[peer] != NULL)
+        return TUTTI_OK;
+    endpoint *made = calloc(1, sizeof *made);
+    if (made == NULL)
+        return network->host->error(TUTTI_ERROR_MEMORY, "out of memory for the connection to rank %d", peer);
+    *made = (endpoint){ .network = network, .peer = peer };
+    (void)bytes;
+    ucp_ep_params_t parameters = {
+        .field_mask =
+            UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        .address = address,
+        .err_mode = UCP_ERR_HANDLING_MODE_PEER,
+        .err_handler = { .cb = failed, .arg = made },
+    };
+    ucs_status_t status = network->ucx->ucp_ep_create(network->worker, &parameters, &made->handle);
+    if (status != UCS_OK) {
+        free(made);
+        return network->host->error(TUTTI_ERROR_NETWORK, "UCX cannot reach rank %d: %s", peer,
+                                    network->ucx->ucs_status_string(status));
+    }
+    network->endpoints[peer] = made;
+    return TUTTI_OK;
+}
+
+/* Starts the close; nobody waits for it but the end of the network. */
+static void close_endpoint(endpoint *endpoint, bool force, void **request) {
+    network *network = endpoint->network;
+    ucp_request_param_t parameters = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                       .flags = force ? UCP_EP_CLOSE_FLAG_FORCE : 0 };
+    ucp_ep_h handle = endpoint->handle;
+    endpoint->handle = NULL;
+    if (handle == NULL)
+        return;
+    void *made = network->ucx->ucp_ep_close_nbx(handle, &parameters);
+    if (UCS_PTR_IS_PTR(made) && request != NULL)
+        *request = made;
+    else if (UCS_PTR_IS_PTR(made))
+        network->ucx->ucp_request_free(made);
+}
+
+static void network_disconnect(void *argument, int peer) {
+    network *network = argument;
+    if (network->endpoints[peer] != NULL)
+        close_endpoint(network->endpoints[peer], true, NULL);
+}
+
+static void close_broken(network *network) {
+    network->any_broken = false;
+    for (int peer = 0; peer < network->peer_count; peer++)
+        if (network->endpoints[peer] != NULL && network->endpoints[peer]->broken)
+            close_endpoint(network->endpoints[peer], true, NULL);
+}
+
+/* ---- messages ---- */
+
+static tutti_status network_send(void *argument, int peer, const void *header, size_t header_bytes, const void *data,
+                                 size_t bytes, void *token, bool *finished) {
+    network *network = argument;
+    endpoint *endpoint = network->endpoints[peer];
+    if (endpoint == NULL || endpoint->handle == NULL)
+        return network->host->error(TUTTI_ERROR_NETWORK, "the connection to rank %d is broken", peer);
+    sending *one = network->spare;
+    if (one != NULL)
+        network->spare = one->next;
+    else if ((one = malloc(sizeof *one)) == NULL)
+        return network->host->error(TUTTI_ERROR_MEMORY, "out of memory for a message to rank %d", peer);
+    one->network = network;
+    one->token = token;
+    memcpy(one->header, header, header_bytes);
+    ucp_request_param_t parameters = {
+        .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
+        .flags = UCP_AM_SEND_FLAG_EAGER,
+        .cb.send = sent,
+        .user_data = one,
+    };
+    void *request =
+        network->ucx->ucp_am_send_nbx(endpoint->handle, MESSAGE, one->header, header_bytes, data, bytes, &parameters);
+    *finished = !UCS_PTR_IS_PTR(request);
+    if (UCS_PTR_IS_PTR(request))
+        return TUTTI_OK;
+    spare(one);
+    return UCS_PTR_IS_ERR(request)
+               ? network->host->error(TUTTI_ERROR_NETWORK, "a message to rank %d cannot be sent: %s", peer,
+                                      network->ucx->ucs_status_string(UCS_PTR_STATUS(request)))
+               : TUTTI_OK;
+}
+
+static bool network_progress(void *argument) {
+    network *network = argument;
+    bool any = network->ucx->ucp_worker_progress(network->worker) != 0;
+    if (network->any_broken)
+        close_broken(network);
+    return any;
+}
+
+static bool network_arm(void *argument) {
+    network *network = argument;
+    return network->ucx->ucp_worker_arm(network->worker) == UCS_OK;
+}
+
+static void network_give_back(void *argument, void *parcel) {
+    network *network = argument;
+    network->ucx->ucp_am_data_release(network->worker, parcel);
+}
+
+static const void *network_address(void *argument, size_t *bytes) {
+    network *network = argument;
+    *bytes = network->address_bytes;
+    return network->address;
+}
+
+static size_t network_most(void *argument) {
+    network *network = argument;
+    return network->most;
+}
+
+static int network_descriptor(void *argument) {
+    network *network = argument;
+    return network->descriptor;
+}
+
+/* ---- closing ---- */
+
+/* Progresses until the request is over or the time is. */
+static void finish(network *network, void *request, int64_t deadline) {
+    while (UCS_PTR_IS_PTR(request) && network->ucx->ucp_request_check_status(request) == UCS_INPROGRESS &&
+           network->host->now() < deadline)
+        if (!network_progress(network))
+            nanosleep(&(struct timespec){ .tv_nsec = 50000 }, NULL);
+    if (UCS_PTR_IS_PTR(request))
+        network->ucx->ucp_request_free(request);
+}
+
+static void network_close(void *argument, int64_t deadline) {
+    network *network = argument;
+    ucp_request_param_t nothing = { 0 };
+    finish(network, network->ucx->ucp_worker_flush_nbx(network->worker, &nothing), deadline);
+    for (int peer = 0; peer < network->peer_count; peer++) {
+        void *request = NULL;
+        if (network->endpoints[peer] == NULL)
+            continue;
+        close_endpoint(network->endpoints[peer], true, &request);
+        finish(network, request, deadline);
+    }
+    end(network);
+}
+
+static const tu_network_part network_part = {
+    .size = sizeof network_part,
+    .open = network_open,
+    .close = network_close,
+    .address = network_address,
+    .most = network_most,
+    .descriptor = network_descriptor,
+    .connect = network_connect,
+    .disconnect = network_disconnect,
+    .send = network_send,
+    .progress = network_progress,
+    .arm = network_arm,
+    .give_back = network_give_back,
+};
+
+/* ---- the table ---- */
+
+static tutti_status probe(const tu_backend_host *host, int *device_count) {
+    const tu_ucx_library *ucx;
+    *device_count = 1; /* the network */
+    return tu_ucx_load(host, &ucx);
+}
+
+static tutti_status open_backend(const tu_backend_host *host, tutti_world *world, void **state) {
+    (void)world;
+    const tu_ucx_library *ucx;
+    tutti_status status = tu_ucx_load(host, &ucx);
+    *state = (void *)(uintptr_t)host; /* nothing of its own: a world's network is opened by itself */
+    return status;
+}
+
+static void close_backend(void *state) {
+    (void)state;
+}
+
+static bool can(void *state, tu_ability ability) {
+    (void)state;
+    return ability == TU_ABILITY_SPANS_HOSTS;
+}
+
+__attribute__((visibility("default"))) const tu_backend tutti_backend_v2 = {
+    .size = sizeof(tu_backend),
+    .version = TU_BACKEND_VERSION,
+    .name = "ucx",
+    .device = TUTTI_CPU,
+    .probe = probe,
+    .open = open_backend,
+    .close = close_backend,
+    .can = can,
+    .network = &network_part,
+};

@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The world's side of the network: opening, records in the store, connections, the thread, what comes in.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/thread.h"
+#include "memory/network_inner.h"
+#include "memory/tables.h"
+#include "world/group.h"
+
+#define LOOK_SLICE (50 * TU_MILLISECOND) /* of a wait for a peer's record */
+#define CLOSE_LIMIT (1 * TU_SECOND)      /* for what was sent to leave, when the world closes */
+#define SHORT_NAP (1 * TU_MILLISECOND)   /* of the thread, while somebody waits: he drives the network */
+#define LONG_NAP (16 * TU_MILLISECOND)
+#define IDLE_SLEEP 1000 /* milliseconds */
+
+/* ---- records ---- */
+
+typedef struct record {
+    uint32_t magic, version;
+    int32_t rank;
+    uint32_t address_bytes;
+    uint64_t door, checksum;
+    unsigned char address[TU_NETWORK_ADDRESS_BYTES];
+} record;
+
+static uint64_t checksum_of(const record *record) {
+    uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ record->door ^ (uint64_t)record->rank << 32 ^ record->address_bytes;
+    for (uint32_t i = 0; i < record->address_bytes; i++)
+        hash = (hash ^ record->address[i]) * UINT64_C(0x100000001b3);
+    return hash;
+}
+
+static void record_key(int rank, char key[32]) {
+    snprintf(key, 32, "network/%d", rank);
+}
+
+static tutti_status publish(tu_network *network) {
+    record mine = {
+        .magic = TU_NETWORK_MAGIC, .version = TU_NETWORK_VERSION, .rank = network->world->rank, .door = network->door
+    };
+    size_t bytes;
+    const void *address = network->part->address(network->state, &bytes);
+    mine.address_bytes = (uint32_t)bytes;
+    memcpy(mine.address, address, bytes);
+    mine.checksum = checksum_of(&mine);
+    char key[32];
+    record_key(network->world->rank, key);
+    return tutti_store_set(network->world->store, key, &mine, offsetof(record, address) + bytes);
+}
+
+/* UCX takes an address as it is, so nothing but a whole record of that rank gets there. */
+static tutti_status check_record(const record *theirs, size_t bytes, int rank) {
+    if (bytes >= 8 && theirs->magic == TU_NETWORK_MAGIC && theirs->version != TU_NETWORK_VERSION)
+        return tu_error(TUTTI_ERROR_PROTOCOL,
+                        "rank %d speaks version %u between hosts, this one version %u: install one version everywhere",
+                        rank, theirs->version, TU_NETWORK_VERSION);
+    if (bytes < offsetof(record, address) || bytes > sizeof *theirs || theirs->magic != TU_NETWORK_MAGIC ||
+        theirs->rank != rank || theirs->address_bytes != bytes - offsetof(record, address) ||
+        theirs->checksum != checksum_of(theirs))
+        return tu_error(TUTTI_ERROR_PROTOCOL,
+                        "the store holds %zu bytes for rank %d that do not say how to reach it; is the store used by "
+                        "others under the same prefix?",
+                        bytes, rank);
+    return TUTTI_OK;
+}
+
+static tutti_status learn(tu_network *network, int rank, const void *value, size_t bytes) {
+    record theirs = { 0 };
+    memcpy(&theirs, value, bytes < sizeof theirs ? bytes : sizeof theirs);
+    tutti_status status = check_record(&theirs, bytes, rank);
+    unsigned char *address = status == TUTTI_OK ? malloc(theirs.address_bytes) : NULL;
+    if (status == TUTTI_OK && address == NULL)
+        status = tu_error_memory("the address of a rank", theirs.address_bytes);
+    if (status != TUTTI_OK) {
+        tu_error_at_fault(rank);
+        return status;
+    }
+    memcpy(address, theirs.address, theirs.address_bytes);
+    tu_network_peer *peer = &network->peers[rank];
+    pthread_mutex_lock(&network->lock);
+    peer->address = address;
+    peer->address_bytes = theirs.address_bytes;
+    peer->door = theirs.door;
+    peer->known = true;
+    pthread_mutex_unlock(&network->lock);
+    return TUTTI_OK;
+}
+
+/* ---- messages of the network's own ---- */
+
+void tu_network_fragment(tu_network *network, tu_dispatch *dispatch, const tu_network_header *header, const void *data,
+                         size_t bytes) {
+    bool finished = true;
+    tutti_error_copy before;
+    tu_error_save(&before); /* who waits is told by the state of the peer */
+    tutti_status status =
+        network->part->send(network->state, dispatch->peer, header, sizeof *header, data, bytes, dispatch, &finished);
+    if (status != TUTTI_OK)
+        tu_network_lost(network, dispatch->peer, tutti_error_message());
+    tu_error_restore(&before);
+    if (status != TUTTI_OK)
+        dispatch->failed = true;
+    else if (!finished)
+        dispatch->under_way++;
+    network->stirred = true;
+}
+
+void tu_network_own(tu_network *network, int peer, tu_network_kind kind, uint64_t key, uint64_t sequence,
+                    uint64_t offset, const tu_network_said *said, const void *data, size_t bytes) {
+    if (!network->peers[peer].connected || network->peers[peer].lost)
+        return;
+    tu_dispatch *dispatch = calloc(1, sizeof *dispatch + bytes);
+    if (dispatch == NULL)
+        return; /* these only help others to know sooner what they learn in the end */
+    dispatch->peer = peer;
+    if (bytes > 0)
+        memcpy(dispatch + 1, data, bytes);
+    tu_network_header header = { .magic = TU_NETWORK_MAGIC,
+                                 .version = TU_NETWORK_VERSION,
+                                 .door = network->peers[peer].door,
+                                 .key = key,
+                                 .sequence = sequence,
+                                 .offset = offset,
+                                 .total = bytes,
+                                 .kind = (uint32_t)kind,
+                                 .from = network->world->rank };
+    if (said != NULL)
+        header.said = *said;
+    tu_network_fragment(network, dispatch, &header, dispatch + 1, bytes);
+    if (dispatch->under_way == 0)
+        free(dispatch);
+}
+
+/* ---- what comes ---- */
+
+tu_network_kept *tu_network_keep(const tu_network_header *header, const void *data, size_t bytes, void *parcel) {
+    tu_network_kept *kept = malloc(sizeof *kept + (parcel == NULL ? bytes : 0));
+    if (kept == NULL)
+        return NULL;
+    *kept = (tu_network_kept){ .header = *header, .parcel = parcel, .bytes = bytes };
+    kept->data = parcel != NULL ? data : (const unsigned char *)(kept + 1);
+    if (parcel == NULL && bytes > 0)
+        memcpy(kept + 1, data, bytes);
+    return kept;
+}
+
+void tu_network_free_kept(tu_network *network, tu_network_kept *kept) {
+    if (kept->parcel != NULL)
+        network->part->give_back(network->state, kept->parcel);
+    free(kept);
+}
+
+static bool sound(const tu_network *network, const tu_network_header *header, size_t header_bytes, size_t bytes) {
+    return header_bytes == sizeof *header && header->magic == TU_NETWORK_MAGIC &&
+           header->version == TU_NETWORK_VERSION && header->door == network->door && header->from >= 0 &&
+           header->from < network->world->size && header->kind > 0 && header->kind < TU_NETWORK_KINDS &&
+           (header->kind != TU_NETWORK_DATA ||
+            (header->offset <= header->total && bytes <= header->total - header->offset));
+}
+
+static bool arrived(void *owner, const void *bytes_of_header, size_t header_bytes, const void *data, size_t bytes,
+                    void *parcel) {
+    tu_network *network = owner;
+    tu_network_header header = { 0 };
+    memcpy(&header, bytes_of_header, header_bytes < sizeof header ? header_bytes : sizeof header);
+    if (!sound(network, &header, header_bytes, bytes)) {
+        TU_LOG(TUTTI_LOG_WARN, network->world->log, "network",
+               "a message that is not of this job was dropped (%zu bytes)", bytes);
+        return false;
+    }
+    network->stirred = true;
+    if (header.kind == TU_NETWORK_HELLO)
+        return false;
+    if (header.kind == TU_NETWORK_GOODBYE) {
+        network->peers[header.from].gone = true;
+        return false;
+    }
+    tu_network_group *side = network->groups;
+    while (side != NULL && side->group->key != header.key)
+        side = side->next;
+    if (side != NULL)
+        return tu_network_group_arrived(side, &header, data, bytes, parcel);
+    tu_network_kept **last = &network->orphans, *kept = tu_network_keep(&header, data, bytes, parcel);
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = kept;
+    return kept != NULL;
+}
+
+static void sent(void *owner, void *token, bool good) {
+    tu_network *network = owner;
+    tu_dispatch *dispatch = token;
+    dispatch->under_way--;
+    network->stirred = true;
+    if (dispatch->group == NULL) {
+        free(dispatch);
+        return;
+    }
+    dispatch->failed = dispatch->failed || !good;
+    network->settling = true;
+}
+
+void tu_network_lost(void *owner, int rank, const char *why) {
+    tu_network *network = owner;
+    tu_network_peer *peer = &network->peers[rank];
+    if (!peer->lost) {
+        snprintf(peer->why, sizeof peer->why, "%s", why);
+        peer->lost_at = tu_clock_now();
+    }
+    peer->lost = true;
+    network->stirred = true;
+}
+
+static const tu_network_events events = { .arrived = arrived, .sent = sent, .lost = tu_network_lost };
+
+void tu_network_drive(tu_network *network) {
+    while (network->part->progress(network->state))
+        network->stirred = true;
+    while (network->settling) {
+        network->settling = false;
+        for (tu_network_group *side = network->groups; side != NULL; side = side->next)
+            tu_network_group_settle(side);
+    }
+    if (network->stirred && network->sleepers > 0) {
+        uint64_t count = (uint64_t)network->sleepers;
+        (void)!write(network->bell, &count, sizeof count); /* full: they are awake already */
+    }
+    network->stirred = false;
+}
+
+/* ---- the thread ---- */
+
+static void nap(tu_network *network, int64_t nanoseconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    int64_t time = until.tv_sec * TU_SECOND + until.tv_nsec + nanoseconds;
+    until = (struct timespec){ .tv_sec = time / TU_SECOND, .tv_nsec = time % TU_SECOND };
+    network->napping = nanoseconds > SHORT_NAP;
+    pthread_cond_timedwait(&network->leaving, &network->lock, &until);
+    network->napping = false;
+}
+
+static void sleep_on_network(tu_network *network) {
+    if (!network->part->arm(network->state))
+        return;
+    network->sleepers++;
+    pthread_mutex_unlock(&network->lock);
+    struct pollfd fds[2] = { { .fd = network->part->descriptor(network->state), .events = POLLIN },
+                             { .fd = network->bell, .events = POLLIN } };
+    uint64_t rung;
+    if (poll(fds, 2, IDLE_SLEEP) > 0 && (fds[1].revents & POLLIN) != 0)
+        (void)!read(network->bell, &rung, sizeof rung);
+    pthread_mutex_lock(&network->lock);
+    network->sleepers--;
+}
+
+static void *tend(void *argument) {
+    tu_network *network = argument;
+    int64_t length = SHORT_NAP;
+    pthread_mutex_lock(&network->lock);
+    while (!network->ending) {
+        if (network->waiters > 0) {
+            nap(network, length);
+            length = length * 2 < LONG_NAP ? length * 2 : LONG_NAP;
+            continue;
+        }
+        length = SHORT_NAP;
+        tu_network_drive(network);
+        sleep_on_network(network);
+    }
+    pthread_mutex_unlock(&network->lock);
+    return NULL;
+}
+
+/* ---- opening and closing ---- */
+
+static void free_network(tu_network *network) {
+    for (int rank = 0; rank < network->world->size && network->peers != NULL; rank++)
+        free(network->peers[rank].address);
+    free(network->peers);
+    if (network->bell >= 0)
+        close(network->bell);
+    pthread_mutex_destroy(&network->lock);
+    pthread_mutex_destroy(&network->looking);
+    pthread_cond_destroy(&network->leaving);
+    free(network);
+}
+
+/* The plug-in's part, or an error in words of what the user wanted. */
+static tutti_status find_part(tutti_world *world, const tu_network_part **part) {
+    const tu_backend *backend;
+    void *state;
+    tutti_status status = tu_backend_open(world, "ucx", &backend, &state);
+    if (status == TUTTI_OK && backend->network == NULL)
+        status = tu_error(TUTTI_ERROR_BACKEND, "plug-in tutti-ucx has no messages to other hosts: is it an older one?");
+    if (status == TUTTI_ERROR_NOT_FOUND) {
+        char why[1024];
+        snprintf(why, sizeof why, "%.1000s", tutti_error_message());
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "groups whose ranks are on several hosts need the plug-in tutti-ucx: %s", why);
+    }
+    if (status == TUTTI_OK)
+        *part = backend->network;
+    return status;
+}
+
+static tutti_status start(tu_network *network) {
+    tutti_status status = network->part->open(&tu_backend_host_table, network->world, network->world->address,
+                                              network->world->size, &events, network, &network->state);
+    if (status != TUTTI_OK)
+        return status;
+    network->most = network->part->most(network->state);
+    status = publish(network);
+    int error = status == TUTTI_OK ? tu_thread_start("tutti-network", tend, network, &network->thread) : 0;
+    if (error != 0)
+        status = tu_error_system(error, "cannot start the thread that looks after messages from other hosts");
+    if (status != TUTTI_OK)
+        network->part->close(network->state, 0);
+    return status;
+}
+
+static tutti_status make_network(void *owner, void **made) {
+    tutti_world *world = owner;
+    tu_network *network = calloc(1, sizeof *network);
+    if (network == NULL)
+        return tu_error_memory("the network of a world", sizeof *network);
+    network->world = world;
+    pthread_mutex_init(&network->lock, NULL);
+    pthread_mutex_init(&network->looking, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&network->leaving, &attributes);
+    pthread_condattr_destroy(&attributes);
+    network->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
+    network->peers = calloc((size_t)world->size, sizeof *network->peers);
+    tutti_status status = TUTTI_OK;
+    if (network->bell < 0)
+        status = tu_error_system(errno, "cannot make an eventfd for messages from other hosts");
+    else if (network->peers == NULL)
+        status = tu_error_memory("the peers of a network", (size_t)world->size * sizeof *network->peers);
+    else if (getrandom(&network->door, sizeof network->door, 0) != sizeof network->door)
+        status = tu_error_system(errno, "no random numbers");
+    if (status == TUTTI_OK)
+        status = find_part(world, &network->part); /* open already: see tu_network_get */
+    if (status == TUTTI_OK)
+        status = start(network);
+    if (status != TUTTI_OK) {
+        free_network(network);
+        return status;
+    }
+    *made = network;
+    return TUTTI_OK;
+}
+
+static void end_network(void *argument) {
+    tu_network *network = argument;
+    pthread_mutex_lock(&network->lock);
+    network->ending = true;
+    uint64_t one = 1;
+    (void)!write(network->bell, &one, sizeof one);
+    pthread_cond_broadcast(&network->leaving);
+    pthread_mutex_unlock(&network->lock);
+    pthread_join(network->thread, NULL);
+    for (int rank = 0; rank < network->world->size; rank++)
+        tu_network_own(network, rank, TU_NETWORK_GOODBYE, 0, 0, 0, NULL, NULL, 0);
+    while (network->orphans != NULL) {
+        tu_network_kept *next = network->orphans->next;
+        tu_network_free_kept(network, network->orphans);
+        network->orphans = next;
+    }
+    network->part->close(network->state, tu_deadline(CLOSE_LIMIT));
+    free_network(network);
+}
+
+static const tu_attachment network_attachment = { .make = make_network, .end = end_network };
+
+tutti_status tu_network_get(tutti_world *world, tu_network **network) {
+    const tu_network_part *part;
+    void *made = tu_attachment_find(&world->attachments, &network_attachment);
+    /* The plug-in is attached to the world too, and before the network, which uses it until its end. */
+    tutti_status status = made != NULL ? TUTTI_OK : find_part(world, &part);
+    if (status == TUTTI_OK && made == NULL)
+        status = tu_attachment_get(&world->attachments, &network_attachment, &made);
+    *network = made;
+    return status;
+}
+
+/* ---- reaching a peer ---- */
+
+static tutti_status look_up(tu_network *network, const tu_group_wait *wait, int rank) {
+    char key[32];
+    record_key(rank, key);
+    for (;;) {
+        int64_t left = tu_deadline_left(wait->wait.deadline);
+        if (left <= 0)
+            return TUTTI_ERROR_TIMEOUT;
+        if (atomic_load_explicit(&network->world->interrupt, memory_order_acquire) != 0)
+            return TUTTI_ERROR_INTERRUPTED;
+        if (tu_group_overhear(wait->group))
+            return TUTTI_ERROR_STATE;
+        tutti_status status = wait->wait.check(wait->wait.argument);
+        if (status != TUTTI_OK)
+            return status;
+        void *value;
+        size_t bytes;
+        status = tutti_store_get(network->world->store, key, left < LOOK_SLICE ? left : LOOK_SLICE, &value, &bytes);
+        if (status == TUTTI_ERROR_TIMEOUT)
+            continue;
+        if (status != TUTTI_OK)
+            return status;
+        status = learn(network, rank, value, bytes);
+        free(value);
+        return status;
+    }
+}
+
+static tutti_status connect_to(tu_network *network, int rank) {
+    tu_network_peer *peer = &network->peers[rank];
+    pthread_mutex_lock(&network->lock);
+    tutti_status status = network->part->connect(network->state, rank, peer->address, peer->address_bytes);
+    if (status == TUTTI_OK) {
+        peer->connected = true;
+        tu_network_own(network, rank, TU_NETWORK_HELLO, 0, 0, 0, NULL, NULL, 0);
+    }
+    pthread_mutex_unlock(&network->lock);
+    if (status != TUTTI_OK)
+        tu_error_at_fault(rank);
+    return status;
+}
+
+tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait, int member) {
+    tu_network *network = side->network;
+    int rank = side->group->ranks[member];
+    tu_network_peer *peer = &network->peers[rank];
+    pthread_mutex_lock(&network->lock);
+    bool connected = peer->connected;
+    pthread_mutex_unlock(&network->lock);
+    if (connected)
+        return TUTTI_OK;
+    if (!tu_mutex_lock_until(&network->looking, wait->wait.deadline))
+        return TUTTI_ERROR_TIMEOUT;
+    tutti_status status = peer->known ? TUTTI_OK : look_up(network, wait, rank);
+    if (status == TUTTI_OK && !peer->connected)
+        status = connect_to(network, rank);
+    pthread_mutex_unlock(&network->looking);
+    return status;
+}

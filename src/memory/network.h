@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Messages between ranks of a group that spans hosts, above the network part of a plug-in (`tutti-ucx`).
+ *
+ * A world has one network, opened by its first group that needs it. A rank then leaves a record in the world's store:
+ * how it can be reached, and a random number, its door; whoever sends it something says that number, and messages that
+ * do not are dropped. A peer is looked up, and connected to, when it is first used.
+ *
+ * A group's side of the network (tu_network_group) matches messages: a receipt waits for the message of one member,
+ * under the number of an operation and a step within it. Every message carries what its sender called, so that a rank
+ * that called something else learns it from the message that it gets anyway. A long message is cut into fragments. A
+ * sender is at most a window ahead of what a member has taken from it in this group, so that nobody's memory fills with
+ * messages that he does not expect yet.
+ *
+ * Who waits drives the network: it progresses while it spins, then sleeps on the network's descriptor. While nobody
+ * waits, a thread of the rank does the same.
+ */
+#ifndef TU_MEMORY_WIRE_H
+#define TU_MEMORY_WIRE_H
+
+#include "memory/network_part.h"
+#include "world/world.h"
+
+typedef struct tu_network tu_network;
+typedef struct tu_network_group tu_network_group;
+
+#define TU_NETWORK_SAID_BYTES 48
+
+/* What a rank calls: two that differ in `signature` called different things, and `text` is for the message. */
+typedef struct tu_network_said {
+    uint64_t signature;
+    unsigned char bytes[TU_NETWORK_SAID_BYTES];
+} tu_network_said;
+
+/* A message that is awaited. Of the caller; must stay until it is done or tu_network_abandon has returned. */
+typedef struct tu_receipt {
+    struct tu_receipt *next;
+    int member;
+    uint32_t step;
+    unsigned char *to;
+    size_t bytes, got;
+    bool posted;
+    _Atomic bool done; /* set with the network's lock held; messages about a wait look without it */
+} tu_receipt;
+
+/* A message on its way. Likewise. */
+typedef struct tu_dispatch {
+    struct tu_dispatch *next;
+    tu_network_group *group; /* NULL: a message of the network's own, freed when it has left */
+    int peer;                /* world rank */
+    int member;
+    uint32_t kind, step;
+    uint64_t sequence;
+    const unsigned char *data;
+    size_t bytes, at;
+    int under_way; /* fragments that UCX still reads */
+    bool begun, queued, failed;
+    _Atomic bool done; /* likewise */
+} tu_dispatch;
+
+/* The group's side of the network; opens the network where that is not done yet. Local, but for the world's store. */
+tutti_status tu_network_group_get(tutti_group *group, tu_network_group **side);
+
+/* Connects to a member, whose record may not be in the store yet: bounded by the wait. `wait` may be that of any
+ * operation of the group. */
+tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait, int member);
+
+/* What this rank calls from now on: under this number. */
+void tu_network_say(tu_network_group *side, uint64_t sequence, const tu_network_said *said);
+
+void tu_network_post(tu_network_group *side, tu_receipt *receipt, int member, uint32_t step, void *to, size_t bytes);
+void tu_network_send(tu_network_group *side, tu_dispatch *dispatch, int member, uint32_t step, const void *data,
+                     size_t bytes);
+
+/* Waits until ready(argument), which is asked with the network's lock held and only looks. As tu_wait_until, with the
+ * wait's deadline, group and check; also ends with TUTTI_ERROR_MISMATCH, without a message, when a member called
+ * something else (tu_network_other), and with DEAD or GONE when a connection broke. */
+tutti_status tu_network_wait(tu_network_group *side, const tu_group_wait *wait, bool (*ready)(void *argument),
+                             void *argument);
+/* After a mismatch: who it is, and what that member said, or how long its message was. */
+typedef struct tu_network_other_call {
+    tu_network_said said;
+    bool unequal; /* the calls are alike; a message is longer or shorter than expected */
+    uint64_t sent_bytes, expected_bytes;
+} tu_network_other_call;
+int tu_network_other(tu_network_group *side, tu_network_other_call *call);
+
+/* Asks those that are awaited what they call: for waits that have taken long, in operations in which nobody would send
+ * anything to this rank if they called something else. */
+void tu_network_ask(tu_network_group *side, int member);
+
+/* After a failure: forgets all receipts and dispatches of the group. None of their memory is touched afterwards. */
+void tu_network_abandon(tu_network_group *side);
+
+#endif

@@ -1,0 +1,525 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A group's side of the network: matching, windows, waiting.
+ */
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "memory/network_inner.h"
+#include "world/group.h"
+
+#define WINDOW ((uint64_t)4 << 20) /* bytes that a sender may be ahead of a member */
+#define COST ((uint64_t)256)       /* of a fragment, besides its data: a message without data is not for nothing */
+#define CHECK_INTERVAL (20 * TU_MILLISECOND)
+#define NEWS_TIME (700 * TU_MILLISECOND) /* for an agent to tell why a connection broke */
+#define ASK_AFTER (100 * TU_MILLISECOND)
+#define SPINS 2000                           /* looks without an event before a waiting thread sleeps */
+#define ABANDON_LIMIT (200 * TU_MILLISECOND) /* for messages of a failed operation to leave */
+
+/* ---- taking ---- */
+
+static void take(tu_network_group *side, tu_receipt *receipt, const tu_network_header *header, const void *data,
+                 size_t bytes) {
+    tu_network_flow *flow = &side->flows[receipt->member];
+    if (bytes > 0)
+        memcpy(receipt->to + header->offset, data, bytes);
+    receipt->got += bytes;
+    receipt->done = receipt->got == receipt->bytes;
+    flow->owed += bytes + COST;
+    if (flow->owed >= WINDOW / 4) {
+        side->owes = true;
+        side->network->settling = true;
+    }
+    if (!receipt->done)
+        return;
+    tu_receipt **link = &side->receipts;
+    while (*link != receipt)
+        link = &(*link)->next;
+    *link = receipt->next;
+    receipt->posted = false;
+}
+
+static void disagree(tu_network_group *side, const tu_network_header *header) {
+    if (side->other >= 0)
+        return;
+    side->other = side->member_of[header->from];
+    side->other_said = header->said;
+}
+
+/* Whether the sender called something else than this rank under that number, as far as this rank has come. */
+static bool differs(const tu_network_group *side, const tu_network_header *header) {
+    if (header->sequence == side->sequence)
+        return header->said.signature != side->said.signature;
+    uint64_t slot = header->sequence % TU_NETWORK_HISTORY;
+    return header->sequence < side->sequence && side->history[slot].sequence == header->sequence &&
+           side->history[slot].signature != header->said.signature;
+}
+
+static tu_receipt *receipt_for(tu_network_group *side, const tu_network_header *header) {
+    int member = side->member_of[header->from];
+    if (header->sequence != side->sequence || header->said.signature != side->said.signature)
+        return NULL;
+    tu_receipt *receipt = side->receipts;
+    while (receipt != NULL && (receipt->member != member || receipt->step != header->step))
+        receipt = receipt->next;
+    if (receipt != NULL && receipt->bytes != header->total && side->other < 0) {
+        side->other = member;
+        side->other_said = header->said;
+        side->unequal = true;
+        side->sent_bytes = header->total;
+        side->expected_bytes = receipt->bytes;
+    }
+    return receipt != NULL && receipt->bytes == header->total ? receipt : NULL;
+}
+
+static bool keep(tu_network_group *side, const tu_network_header *header, const void *data, size_t bytes,
+                 void *parcel) {
+    tu_network_kept **last = &side->kept, *kept = tu_network_keep(header, data, bytes, parcel);
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = kept;
+    return kept != NULL;
+}
+
+static void hear_end(tu_network_group *side, const void *data, size_t bytes) {
+    tu_cause cause;
+    if (bytes != sizeof cause)
+        return;
+    memcpy(&cause, data, sizeof cause);
+    if (!tu_group_hear(side->group, &cause))
+        return;
+    for (int member = 0; member < side->group->size; member++) /* those that the teller is not connected to */
+        if (member != side->group->rank && member != cause.origin)
+            tu_network_own(side->network, side->group->ranks[member], TU_NETWORK_ENDED, side->group->key, 0, 0, NULL,
+                           &cause, sizeof cause);
+}
+
+bool tu_network_group_arrived(tu_network_group *side, const tu_network_header *header, const void *data, size_t bytes,
+                              void *parcel) {
+    int member = side->member_of[header->from];
+    if (member < 0)
+        return false;
+    switch ((tu_network_kind)header->kind) {
+    case TU_NETWORK_TAKEN:
+        side->flows[member].taken += header->offset;
+        side->network->settling = true;
+        return false;
+    case TU_NETWORK_ENDED:
+        hear_end(side, data, bytes);
+        return false;
+    case TU_NETWORK_DATA:
+    case TU_NETWORK_ASK:
+        break;
+    default:
+        return false;
+    }
+    if (differs(side, header))
+        disagree(side, header);
+    tu_receipt *receipt = header->kind == TU_NETWORK_DATA ? receipt_for(side, header) : NULL;
+    if (receipt != NULL) {
+        take(side, receipt, header, data, bytes);
+        return false;
+    }
+    if (header->sequence < side->sequence)
+        return false; /* of an operation that is over here */
+    return keep(side, header, data, bytes, parcel);
+}
+
+/* ---- what this rank calls ---- */
+
+void tu_network_say(tu_network_group *side, uint64_t sequence, const tu_network_said *said) {
+    tu_network *network = side->network;
+    pthread_mutex_lock(&network->lock);
+    side->sequence = sequence;
+    side->said = *said;
+    side->history[sequence % TU_NETWORK_HISTORY].sequence = sequence;
+    side->history[sequence % TU_NETWORK_HISTORY].signature = said->signature;
+    for (tu_network_kept **link = &side->kept, *kept; (kept = *link) != NULL;) {
+        if (differs(side, &kept->header))
+            disagree(side, &kept->header);
+        if (kept->header.sequence < sequence ||
+            (kept->header.kind == TU_NETWORK_ASK && kept->header.sequence == sequence)) {
+            *link = kept->next;
+            tu_network_free_kept(network, kept);
+        } else {
+            link = &kept->next;
+        }
+    }
+    pthread_mutex_unlock(&network->lock);
+}
+
+int tu_network_other(tu_network_group *side, tu_network_other_call *call) {
+    pthread_mutex_lock(&side->network->lock);
+    int member = side->other;
+    *call = (tu_network_other_call){ side->other_said, side->unequal, side->sent_bytes, side->expected_bytes };
+    pthread_mutex_unlock(&side->network->lock);
+    return member;
+}
+
+void tu_network_ask(tu_network_group *side, int member) {
+    tu_network *network = side->network;
+    pthread_mutex_lock(&network->lock);
+    tu_network_own(network, side->group->ranks[member], TU_NETWORK_ASK, side->group->key, side->sequence, 0,
+                   &side->said, NULL, 0);
+    pthread_mutex_unlock(&network->lock);
+}
+
+/* ---- posting and sending ---- */
+
+void tu_network_post(tu_network_group *side, tu_receipt *receipt, int member, uint32_t step, void *to, size_t bytes) {
+    tu_network *network = side->network;
+    *receipt = (tu_receipt){ .member = member, .step = step, .to = to, .bytes = bytes, .posted = true };
+    pthread_mutex_lock(&network->lock);
+    receipt->next = side->receipts;
+    side->receipts = receipt;
+    for (tu_network_kept **link = &side->kept, *kept; (kept = *link) != NULL && receipt->posted;) {
+        if (kept->header.kind == TU_NETWORK_DATA && receipt_for(side, &kept->header) == receipt) {
+            *link = kept->next;
+            take(side, receipt, &kept->header, kept->data, kept->bytes);
+            tu_network_free_kept(network, kept);
+        } else {
+            link = &kept->next;
+        }
+    }
+    pthread_mutex_unlock(&network->lock);
+}
+
+/* Sends what the window allows. */
+static void push(tu_network_group *side, tu_dispatch *dispatch) {
+    tu_network *network = side->network;
+    tu_network_flow *flow = &side->flows[dispatch->member];
+    while (!dispatch->failed && (!dispatch->begun || dispatch->at < dispatch->bytes)) {
+        size_t left = dispatch->bytes - dispatch->at, piece = left < network->most ? left : network->most;
+        if (flow->sent - flow->taken + piece + COST > WINDOW)
+            return;
+        tu_network_header header = { .magic = TU_NETWORK_MAGIC,
+                                     .version = TU_NETWORK_VERSION,
+                                     .door = network->peers[dispatch->peer].door,
+                                     .key = side->group->key,
+                                     .sequence = dispatch->sequence,
+                                     .offset = dispatch->at,
+                                     .total = dispatch->bytes,
+                                     .kind = TU_NETWORK_DATA,
+                                     .step = dispatch->step,
+                                     .from = network->world->rank,
+                                     .said = side->said };
+        dispatch->begun = true;
+        flow->sent += piece + COST;
+        dispatch->at += piece;
+        tu_network_fragment(network, dispatch, &header, dispatch->data + header.offset, piece);
+    }
+}
+
+static void tell_taken(tu_network_group *side) {
+    side->owes = false;
+    for (int member = 0; member < side->group->size; member++) {
+        tu_network_flow *flow = &side->flows[member];
+        if (flow->owed < WINDOW / 4)
+            continue;
+        tu_network_own(side->network, side->group->ranks[member], TU_NETWORK_TAKEN, side->group->key, 0, flow->owed,
+                       NULL, NULL, 0);
+        flow->owed = 0;
+    }
+}
+
+void tu_network_group_settle(tu_network_group *side) {
+    if (side->owes)
+        tell_taken(side);
+    for (tu_dispatch **link = &side->outgoing, *dispatch; (dispatch = *link) != NULL;) {
+        push(side, dispatch);
+        bool over = dispatch->failed || (dispatch->begun && dispatch->at == dispatch->bytes);
+        if (over && dispatch->under_way == 0) {
+            dispatch->done = !dispatch->failed;
+            dispatch->queued = false;
+            *link = dispatch->next;
+        } else {
+            link = &dispatch->next;
+        }
+    }
+}
+
+void tu_network_send(tu_network_group *side, tu_dispatch *dispatch, int member, uint32_t step, const void *data,
+                     size_t bytes) {
+    tu_network *network = side->network;
+    *dispatch = (tu_dispatch){ .group = side,
+                               .peer = side->group->ranks[member],
+                               .member = member,
+                               .step = step,
+                               .sequence = side->sequence,
+                               .data = data,
+                               .bytes = bytes,
+                               .queued = true };
+    pthread_mutex_lock(&network->lock);
+    tu_dispatch **last = &side->outgoing;
+    while (*last != NULL)
+        last = &(*last)->next;
+    *last = dispatch;
+    tu_network_group_settle(side);
+    pthread_mutex_unlock(&network->lock);
+}
+
+/* ---- waiting ---- */
+
+static tutti_status departed(const tu_network_group *side, const tu_group_wait *wait, int member) {
+    const tutti_group *group = side->group;
+    const tu_network_peer *peer = &side->network->peers[group->ranks[member]];
+    char operation[160];
+    tu_operation_text(group, wait->info, operation, sizeof operation);
+    const char *host = tu_job_host(group->world->job, group->ranks[member]);
+    tutti_status status =
+        peer->gone
+            ? tu_error(TUTTI_ERROR_GONE, "rank %d of group %s on %s closed its world; rank %d was in %s", member,
+                       group->name, host, group->rank, operation)
+            : tu_error(TUTTI_ERROR_DEAD,
+                       "rank %d lost rank %d of group %s on %s in %s: the connection broke (%s). Its process has "
+                       "ended, or the network between the hosts is down",
+                       group->rank, member, group->name, host, operation, peer->why);
+    tu_error_at_fault(member);
+    (void)tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence,
+                         group->rank);
+    return status;
+}
+
+/* A member whose connection broke, or an awaited one that said goodbye; -1: none. Where agents tell how ranks end, they
+ * are given a while to say it: that is more than a connection tells. */
+static int find_departed(tu_network_group *side, const tu_group_wait *wait) {
+    int found = -1;
+    int64_t before = tu_clock_now() - (side->group->world->news != NULL ? NEWS_TIME : 0);
+    pthread_mutex_lock(&side->network->lock);
+    for (int member = 0; member < side->group->size && found < 0; member++) {
+        const tu_network_peer *peer = &side->network->peers[side->group->ranks[member]];
+        bool awaited = wait->missing == NULL || wait->missing(wait->argument, member);
+        if (member != side->group->rank &&
+            ((peer->lost && !peer->gone && peer->lost_at <= before) || (peer->gone && awaited)))
+            found = member;
+    }
+    pthread_mutex_unlock(&side->network->lock);
+    return found;
+}
+
+static tutti_status look_around(tu_network_group *side, const tu_group_wait *wait) {
+    tutti_status status = wait->wait.check(wait->wait.argument);
+    int member = status == TUTTI_OK ? find_departed(side, wait) : -1;
+    return member >= 0 ? departed(side, wait, member) : status;
+}
+
+static void ask_awaited(tu_network_group *side, const tu_group_wait *wait) {
+    for (int member = 0; member < side->group->size; member++)
+        if (member != side->group->rank && side->group->job_ranks[member] < 0 && wait->missing != NULL &&
+            wait->missing(wait->argument, member))
+            tu_network_ask(side, member);
+}
+
+/* Sleeps until something comes, at most until the next look. */
+static void doze(tu_network *network, int64_t until) {
+    int64_t left = until - tu_clock_now();
+    pthread_mutex_lock(&network->lock);
+    if (left <= 0 || !network->part->arm(network->state)) {
+        pthread_mutex_unlock(&network->lock);
+        return;
+    }
+    network->sleepers++;
+    pthread_mutex_unlock(&network->lock);
+    struct pollfd fds[2] = { { .fd = network->part->descriptor(network->state), .events = POLLIN },
+                             { .fd = network->bell, .events = POLLIN } };
+    uint64_t rung;
+    if (poll(fds, 2, (int)(left / TU_MILLISECOND) + 1) > 0 && (fds[1].revents & POLLIN) != 0)
+        (void)!read(network->bell, &rung, sizeof rung);
+    pthread_mutex_lock(&network->lock);
+    network->sleepers--;
+    pthread_mutex_unlock(&network->lock);
+}
+
+static tutti_status wait_inside(tu_network_group *side, const tu_group_wait *wait, bool (*ready)(void *argument),
+                                void *argument) {
+    tu_network *network = side->network;
+    int64_t next_check = 0, ask_at = 0;
+    uint32_t idle = 0, spins = wait->wait.spins > 0 ? SPINS : 20;
+    for (;;) {
+        pthread_mutex_lock(&network->lock);
+        tu_network_drive(network);
+        bool over = ready(argument), differs = side->other >= 0;
+        pthread_mutex_unlock(&network->lock);
+        if (over)
+            return TUTTI_OK;
+        if (differs)
+            return TUTTI_ERROR_MISMATCH;
+        if (tu_group_overhear(side->group))
+            return TUTTI_ERROR_STATE;
+        if (atomic_load_explicit(wait->wait.interrupt, memory_order_relaxed) != 0)
+            return TUTTI_ERROR_INTERRUPTED;
+        if (++idle < spins && idle % 64 != 0) {
+            tu_pause();
+            continue;
+        }
+        int64_t now = tu_clock_now();
+        if (now >= wait->wait.deadline)
+            return TUTTI_ERROR_TIMEOUT;
+        if (now >= next_check) {
+            tutti_status status = look_around(side, wait);
+            if (status != TUTTI_OK)
+                return status;
+            next_check = now + CHECK_INTERVAL;
+            ask_at = ask_at == 0 ? now + ASK_AFTER : ask_at;
+            if (now >= ask_at) {
+                ask_awaited(side, wait);
+                ask_at = INT64_MAX;
+            }
+        }
+        if (idle >= spins)
+            doze(network, next_check < wait->wait.deadline ? next_check : wait->wait.deadline);
+    }
+}
+
+tutti_status tu_network_wait(tu_network_group *side, const tu_group_wait *wait, bool (*ready)(void *argument),
+                             void *argument) {
+    tu_network *network = side->network;
+    pthread_mutex_lock(&network->lock);
+    network->waiters++;
+    pthread_mutex_unlock(&network->lock);
+    tutti_status status = wait_inside(side, wait, ready, argument);
+    pthread_mutex_lock(&network->lock);
+    if (--network->waiters == 0 && network->napping)
+        pthread_cond_signal(&network->leaving);
+    pthread_mutex_unlock(&network->lock);
+    return status;
+}
+
+/* ---- failures ---- */
+
+static bool unsent(const tu_network_group *side) {
+    for (const tu_dispatch *dispatch = side->outgoing; dispatch != NULL; dispatch = dispatch->next)
+        if (dispatch->under_way > 0)
+            return true;
+    return false;
+}
+
+void tu_network_abandon(tu_network_group *side) {
+    tu_network *network = side->network;
+    int64_t limit = tu_deadline(ABANDON_LIMIT);
+    pthread_mutex_lock(&network->lock);
+    for (tu_receipt *receipt = side->receipts; receipt != NULL; receipt = receipt->next)
+        receipt->posted = false;
+    side->receipts = NULL;
+    for (tu_dispatch *dispatch = side->outgoing; dispatch != NULL; dispatch = dispatch->next)
+        dispatch->failed = true; /* nothing more of it is sent */
+    while (unsent(side) && tu_clock_now() < limit)
+        tu_network_drive(network);
+    /* A connection that does not take what it was given is of no more use, and its memory is the caller's again. */
+    for (tu_dispatch *dispatch = side->outgoing; dispatch != NULL; dispatch = dispatch->next)
+        if (dispatch->under_way > 0 && !network->peers[dispatch->peer].lost) {
+            tu_network_lost(network, dispatch->peer, "it took nothing any more");
+            network->part->disconnect(network->state, dispatch->peer);
+        }
+    while (unsent(side))
+        tu_network_drive(network);
+    tu_network_group_settle(side);
+    pthread_mutex_unlock(&network->lock);
+}
+
+static void tell(tutti_group *group, const tu_cause *cause);
+
+/* ---- the object ---- */
+
+static void free_side(tu_network_group *side) {
+    free(side->member_of);
+    free(side->flows);
+    free(side);
+}
+
+static void adopt_orphans(tu_network_group *side) {
+    tu_network *network = side->network;
+    tu_network_kept **last = &side->kept;
+    for (tu_network_kept **link = &network->orphans, *kept; (kept = *link) != NULL;) {
+        if (kept->header.key != side->group->key) {
+            link = &kept->next;
+            continue;
+        }
+        *link = kept->next;
+        kept->next = NULL;
+        if (kept->header.kind == TU_NETWORK_ENDED || side->member_of[kept->header.from] < 0) {
+            (void)tu_network_group_arrived(side, &kept->header, kept->data, kept->bytes, NULL);
+            tu_network_free_kept(network, kept);
+        } else {
+            *last = kept;
+            last = &kept->next;
+        }
+    }
+}
+
+static tutti_status make_side(void *owner, void **made) {
+    tutti_group *group = owner;
+    tu_network *network;
+    tutti_status status = tu_network_get(group->world, &network);
+    if (status != TUTTI_OK)
+        return status;
+    size_t size = (size_t)group->world->size;
+    tu_network_group *side = calloc(1, sizeof *side);
+    if (side != NULL) {
+        side->member_of = malloc(size * sizeof *side->member_of);
+        side->flows = calloc((size_t)group->size, sizeof *side->flows);
+    }
+    if (side == NULL || side->member_of == NULL || side->flows == NULL) {
+        if (side != NULL)
+            free_side(side);
+        return tu_error_memory("a group's messages between hosts", size * sizeof(int));
+    }
+    side->network = network;
+    side->group = group;
+    side->other = -1;
+    for (size_t rank = 0; rank < size; rank++)
+        side->member_of[rank] = -1;
+    for (int member = 0; member < group->size; member++)
+        side->member_of[group->ranks[member]] = member;
+    pthread_mutex_lock(&network->lock);
+    side->next = network->groups;
+    network->groups = side;
+    adopt_orphans(side);
+    pthread_mutex_unlock(&network->lock);
+    atomic_store_explicit(&group->world->tell_hosts, tell, memory_order_release); /* pairs with tu_group_tell_hosts */
+    *made = side;
+    return TUTTI_OK;
+}
+
+static void end_side(void *argument) {
+    tu_network_group *side = argument;
+    tu_network *network = side->network;
+    pthread_mutex_lock(&network->lock);
+    tu_network_group **link = &network->groups;
+    while (*link != side)
+        link = &(*link)->next;
+    *link = side->next;
+    while (side->kept != NULL) {
+        tu_network_kept *next = side->kept->next;
+        tu_network_free_kept(network, side->kept);
+        side->kept = next;
+    }
+    pthread_mutex_unlock(&network->lock);
+    free_side(side);
+}
+
+static const tu_attachment side_attachment = { .make = make_side, .end = end_side };
+
+tutti_status tu_network_group_get(tutti_group *group, tu_network_group **side) {
+    void *made = NULL;
+    tutti_status status = tu_attachment_get(&group->attachments, &side_attachment, &made);
+    *side = made;
+    return status;
+}
+
+/* The group ended here: those that this rank is connected to learn it from it, and tell it on. */
+static void tell(tutti_group *group, const tu_cause *cause) {
+    tu_network_group *side = tu_attachment_find(&group->attachments, &side_attachment);
+    if (side == NULL)
+        return;
+    pthread_mutex_lock(&side->network->lock);
+    for (int member = 0; member < group->size; member++)
+        if (member != group->rank)
+            tu_network_own(side->network, group->ranks[member], TU_NETWORK_ENDED, group->key, 0, 0, NULL, cause,
+                           sizeof *cause);
+    tu_network_drive(side->network);
+    pthread_mutex_unlock(&side->network->lock);
+}

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside the network: what network.c (the world's side) and network_group.c (a group's side) share.
+ */
+#ifndef TU_MEMORY_WIRE_INNER_H
+#define TU_MEMORY_WIRE_INNER_H
+
+#include <pthread.h>
+
+#include "memory/network.h"
+
+#define TU_NETWORK_MAGIC UINT32_C(0x52495754) /* "TWIR" */
+#define TU_NETWORK_VERSION UINT32_C(1)        /* of headers and records */
+
+typedef enum tu_network_kind {
+    TU_NETWORK_HELLO = 1, /* connects, and has the kernel tell when the sender dies */
+    TU_NETWORK_DATA,      /* a fragment of a message */
+    TU_NETWORK_TAKEN,     /* `offset` more bytes of a group's messages were taken */
+    TU_NETWORK_ASK,       /* what the sender calls; no answer */
+    TU_NETWORK_ENDED,     /* the group ended: the data is its tu_cause */
+    TU_NETWORK_GOODBYE,   /* the sender closes its world */
+    TU_NETWORK_KINDS
+} tu_network_kind;
+
+typedef struct tu_network_header {
+    uint32_t magic, version;
+    uint64_t door; /* of the receiver */
+    uint64_t key;  /* of the group */
+    uint64_t sequence, offset, total;
+    uint32_t kind, step;
+    int32_t from, reserved; /* world rank */
+    tu_network_said said;
+} tu_network_header;
+_Static_assert(sizeof(tu_network_header) <= TU_NETWORK_HEADER_BYTES, "a header must fit");
+
+/* A message that came before it was asked for. */
+typedef struct tu_network_kept {
+    struct tu_network_kept *next;
+    tu_network_header header;
+    void *parcel;              /* of the backend, with the data; NULL: the data follows */
+    const unsigned char *data; /* of header.… bytes */
+    size_t bytes;
+} tu_network_kept;
+
+typedef struct tu_network_peer {
+    bool known, connected, lost, gone;
+    int64_t lost_at;
+    uint64_t door;
+    size_t address_bytes;
+    unsigned char *address;
+    char why[160];
+} tu_network_peer;
+
+struct tu_network {
+    tutti_world *world;
+    const tu_network_part *part;
+    void *state; /* of the part */
+    size_t most;
+    uint64_t door;
+    pthread_mutex_t lock;    /* of everything below, and of the part */
+    pthread_mutex_t looking; /* one thread at a time looks up and connects */
+    tu_network_peer *peers;  /* by world rank */
+    tu_network_group *groups;
+    tu_network_kept *orphans; /* for groups that have no side here yet, in the order in which they came */
+    int waiters;              /* threads in tu_network_wait */
+    int sleepers, bell;       /* threads that sleep on the descriptor and on this eventfd */
+    bool stirred;             /* something came or left since the last look */
+    bool settling;            /* a group has something to send on */
+    bool ending, napping;
+    pthread_t thread;
+    pthread_cond_t leaving; /* the last waiter left while the thread naps, or the network ends */
+};
+
+/* How far a member and this rank are in each other's messages. */
+typedef struct tu_network_flow {
+    uint64_t sent, taken; /* to the member, and by it */
+    uint64_t owed;        /* taken from it and not told yet */
+} tu_network_flow;
+
+#define TU_NETWORK_HISTORY 64
+struct tu_network_group {
+    tu_network_group *next; /* of the network */
+    tu_network *network;
+    tutti_group *group;
+    int *member_of; /* world rank -> member, -1: none */
+    tu_network_flow *flows;
+    uint64_t sequence;
+    tu_network_said said;
+    struct {
+        uint64_t sequence, signature;
+    } history[TU_NETWORK_HISTORY];
+    tu_receipt *receipts;
+    tu_dispatch *outgoing; /* in order */
+    tu_network_kept *kept; /* in order */
+    int other;             /* member that called something else; -1: none */
+    tu_network_said other_said;
+    bool unequal; /* with `other`: see tu_network_other_call */
+    uint64_t sent_bytes, expected_bytes;
+    bool owes;
+};
+
+/* With the lock held. */
+void tu_network_drive(tu_network *network);                   /* progress, and what follows from it */
+void tu_network_lost(void *owner, int rank, const char *why); /* owner: the network */
+void tu_network_own(tu_network *network, int peer, tu_network_kind kind, uint64_t key, uint64_t sequence,
+                    uint64_t offset, const tu_network_said *said, const void *data, size_t bytes);
+void tu_network_fragment(tu_network *network, tu_dispatch *dispatch, const tu_network_header *header, const void *data,
+                         size_t bytes);
+void tu_network_free_kept(tu_network *network, tu_network_kept *kept);
+/* What came for a group; true: the data is kept until tu_network_free_kept. */
+bool tu_network_group_arrived(tu_network_group *side, const tu_network_header *header, const void *data, size_t bytes,
+                              void *parcel);
+tu_network_kept *tu_network_keep(const tu_network_header *header, const void *data, size_t bytes, void *parcel);
+void tu_network_group_settle(tu_network_group *side);
+tutti_status tu_network_get(tutti_world *world, tu_network **network);
+
+#endif

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The network part of a backend: short messages between the ranks of a world, over a network. What they mean, how they
+ * are cut, matched and waited for is libtutti's business (memory/network.h); a backend connects, sends, and says what
+ * came.
+ *
+ * All functions of one network are called by one thread at a time: the caller has a lock. Events are told from inside
+ * `progress` alone.
+ */
+#ifndef TU_MEMORY_WIRE_PART_H
+#define TU_MEMORY_WIRE_PART_H
+
+#include "memory/backend.h"
+
+#define TU_NETWORK_HEADER_BYTES 256   /* of a header, at most */
+#define TU_NETWORK_ADDRESS_BYTES 1024 /* of an address, at most */
+
+typedef struct tu_network_events {
+    /* A message came. Header and data are the backend's. True: the callee keeps the data until it gives back `parcel`;
+     * where parcel is NULL it cannot, and copies what it needs. */
+    bool (*arrived)(void *owner, const void *header, size_t header_bytes, const void *data, size_t bytes, void *parcel);
+    void (*sent)(void *owner, void *token, bool good);    /* a send that was not finished at once is over */
+    void (*lost)(void *owner, int peer, const char *why); /* the connection to a peer broke; it stays so */
+} tu_network_events;
+
+typedef struct tu_network_part {
+    size_t size;
+    /* address: of this host, on the route to the others; "": whatever there is. */
+    tutti_status (*open)(const tu_backend_host *host, tutti_world *world, const char *address, int peer_count,
+                         const tu_network_events *events, void *owner, void **network);
+    /* Lets what was sent leave, until the deadline; then ends everything. */
+    void (*close)(void *network, int64_t deadline);
+    /* What the others need in order to connect; lent while the network lives. */
+    const void *(*address)(void *network, size_t *bytes);
+    size_t (*most)(void *network);    /* bytes of data that one message may have */
+    int (*descriptor)(void *network); /* readable when there is something to progress, once armed */
+    tutti_status (*connect)(void *network, int peer, const void *address, size_t bytes);
+    /* Ends the connection at once: what was sent and has not left is lost. Its sends are told as not good. */
+    void (*disconnect)(void *network, int peer);
+    /* The header is copied; data is read until the send is over: *finished, or told by `sent`. */
+    tutti_status (*send)(void *network, int peer, const void *header, size_t header_bytes, const void *data,
+                         size_t bytes, void *token, bool *finished);
+    bool (*progress)(void *network); /* whether something happened */
+    bool (*arm)(void *network);      /* true: nothing is left to progress, and the descriptor tells what comes next */
+    void (*give_back)(void *network, void *parcel);
+} tu_network_part;
+
+#endif
