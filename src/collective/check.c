@@ -193,11 +193,13 @@ tutti_status tu_check_local(const tutti_group *group, const tu_task *task) {
         if (group->job_ranks[member] >= 0)
             continue;
         tu_job *job = group->world->job;
-        return tu_error(TUTTI_ERROR_UNSUPPORTED,
-                        "%s on group %s spans hosts: rank %d is on %s, rank %d on %s. Collectives on memory of the CPU "
-                        "run within one host; split the group by host (tutti_group_split)",
-                        name_of(task), group->name, group->rank, tu_job_host(job, group->world->rank), member,
-                        tu_job_host(job, group->ranks[member]));
+        return tu_error(
+            TUTTI_ERROR_UNSUPPORTED,
+            "%s on group %s, as it was called, runs within one host, and the group spans several: rank %d is on %s, "
+            "rank %d on %s. Collectives without a forced algorithm do; or split the group by host "
+            "(tutti_group_split)",
+            name_of(task), group->name, group->rank, tu_job_host(job, group->world->rank), member,
+            tu_job_host(job, group->ranks[member]));
     }
     return TUTTI_OK;
 }

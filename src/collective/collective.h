@@ -320,6 +320,9 @@ uint64_t tu_signature(const tu_task *task);
 void tu_say(tu_said *said, const tu_task *task);
 /* Writes the error for a member whose signature differs; returns TUTTI_ERROR_MISMATCH. */
 tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epoch, int member);
+/* The same for what another host's member said. */
+tutti_status tu_mismatch_of(const tutti_group *group, const tu_task *task, const tu_said *mine, int member,
+                            const tu_said *theirs);
 /* A pair of ranks that disagree on what one sends to the other. */
 tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int from, int to, uint64_t sent,
                                uint64_t expected);

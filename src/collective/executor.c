@@ -16,7 +16,7 @@ tu_executors tu_executors_cpu(const tutti_group *group) {
         return (tu_executors){ TUTTI_CPU, 1, { &tu_executor_fake } };
     if (group->size == 1) /* its messages to itself are real ones */
         return (tu_executors){ TUTTI_CPU, 2, { &tu_executor_alone, &tu_executor_shm } };
-    return (tu_executors){ TUTTI_CPU, 1, { &tu_executor_shm } };
+    return (tu_executors){ TUTTI_CPU, 1, { group->local ? &tu_executor_shm : &tu_executor_hosts } };
 }
 
 static void list_names(const tu_executors *executors, char *text, size_t bytes) {

@@ -7,6 +7,7 @@
  *     alone   groups of one rank
  *     fake    groups of a fake world
  *     shm     ranks that share the memory of a host
+ *     hosts   ranks of several hosts
  *     cuda    memory of a GPU
  *
  * and whatever other backends bring, for the CPU or a device: device.c turns their executor part into one. A backend
@@ -57,7 +58,7 @@ typedef struct tu_executors {
     const tu_executor *list[TU_EXECUTORS]; /* in the order in which they are asked */
 } tu_executors;
 
-extern const tu_executor tu_executor_alone, tu_executor_fake, tu_executor_shm;
+extern const tu_executor tu_executor_alone, tu_executor_fake, tu_executor_shm, tu_executor_hosts;
 
 /* Those that run collectives of the group on memory of the CPU. */
 tu_executors tu_executors_cpu(const tutti_group *group);

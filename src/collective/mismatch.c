@@ -75,9 +75,8 @@ static void differences(const tu_said *mine, const tu_said *theirs, char *text, 
         add(text, bytes, "order (their numbers in the group differ)");
 }
 
-tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epoch, int member) {
-    const tu_said *mine = &state->members[state->rank]->said[epoch & 1];
-    const tu_said *theirs = &state->members[member]->said[epoch & 1];
+tutti_status tu_mismatch_of(const tutti_group *group, const tu_task *task, const tu_said *mine, int member,
+                            const tu_said *theirs) {
     char my_text[160], their_text[160], what[160];
     describe(mine, my_text, sizeof my_text);
     describe(theirs, their_text, sizeof their_text);
@@ -85,10 +84,15 @@ tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epo
     tu_error(TUTTI_ERROR_MISMATCH,
              "the ranks disagree in operation %llu of group %s: rank %d called %s, rank %d called %s; they differ "
              "in %s. All ranks of a group must call the same operations with the same arguments in the same order",
-             (unsigned long long)mine->sequence, state->group->name, state->rank, my_text, member, their_text, what);
+             (unsigned long long)mine->sequence, group->name, group->rank, my_text, member, their_text, what);
     tu_error_at_fault(member);
-    tu_error_where(state->group->name, task->row->name, task->info.sequence, state->rank);
+    tu_error_where(group->name, task->row->name, task->info.sequence, group->rank);
     return TUTTI_ERROR_MISMATCH;
+}
+
+tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epoch, int member) {
+    return tu_mismatch_of(state->group, task, &state->members[state->rank]->said[epoch & 1], member,
+                          &state->members[member]->said[epoch & 1]);
 }
 
 tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int from, int to, uint64_t sent,

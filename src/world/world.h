@@ -54,7 +54,7 @@ struct tutti_world {
     _Atomic uint32_t closed;      /* set once by tutti_world_close */
     /* Set once a backend other than the CPU's has been opened: asks the devices how the group fares. */
     _Atomic(tutti_status (*)(tutti_group *)) devices;
-    _Atomic bool looked;     /* for devices, at the first collective */
+    _Atomic bool looked; /* for devices, at the first collective */
     /* Set once messages go to other hosts: tells members there that a group ended, quicker than the store does. */
     _Atomic(void (*)(tutti_group *, const tu_cause *)) tell_hosts;
     _Atomic int32_t handles; /* 1 while open, and 1 for each live object of the layers above: see tu_world_handle */

@@ -59,9 +59,8 @@ static ucs_status_t arrived(void *argument, const void *header, size_t header_by
     network *network = argument;
     if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0)
         return UCS_OK; /* nobody of ours sends so: left where it is */
-    bool lasting = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0;
-    bool kept =
-        network->events->arrived(network->owner, header, header_bytes, data, bytes, lasting && bytes > 0 ? data : NULL);
+    bool lasting = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_DATA) != 0 && bytes > 0;
+    bool kept = network->events->arrived(network->owner, header, header_bytes, data, bytes, lasting ? data : NULL);
     return kept && lasting ? UCS_INPROGRESS : UCS_OK;
 }
 

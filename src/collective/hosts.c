@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The executor hosts: setting up, running, failing. What it runs is in hosts_move.c and hosts_reduce.c.
+ */
+#include "collective/hosts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "collective/work.h"
+#include "collective/works.h"
+#include "world/group.h"
+
+/* ---- who is where ---- */
+
+static void free_hosts(void *argument) {
+    tu_hosts *hosts = argument;
+    atomic_store_explicit(&hosts->group->here, NULL, memory_order_release);
+    tutti_group_release(hosts->here);
+    free(hosts->hosts);
+    free(hosts->members);
+    free(hosts->scratch);
+    free(hosts);
+}
+
+/* Lists the members host by host. */
+static void place_members(tu_hosts *hosts) {
+    const tutti_group *group = hosts->group;
+    const int *node_of = group->world->node_of;
+    int placed = 0;
+    hosts->contiguous = true;
+    for (int first = 0; first < group->size; first++) {
+        bool known = false;
+        for (int before = 0; before < first && !known; before++)
+            known = node_of[group->ranks[before]] == node_of[group->ranks[first]];
+        if (known)
+            continue;
+        tu_host *host = &hosts->hosts[hosts->host_count];
+        host->members = hosts->members + placed;
+        for (int member = first; member < group->size; member++) {
+            if (node_of[group->ranks[member]] != node_of[group->ranks[first]])
+                continue;
+            if (member == group->rank) {
+                hosts->host = hosts->host_count;
+                hosts->index = host->count;
+            }
+            hosts->contiguous = hosts->contiguous && member == placed;
+            hosts->members[placed++] = member;
+            host->count++;
+        }
+        if (hosts->host_count == 0 || host->count < hosts->columns)
+            hosts->columns = host->count;
+        hosts->host_count++;
+    }
+}
+
+static tutti_status make_hosts(void *owner, void **made) {
+    tutti_group *group = owner;
+    size_t size = (size_t)group->size;
+    tu_hosts *hosts = calloc(1, sizeof *hosts);
+    if (hosts != NULL) {
+        hosts->hosts = calloc(size, sizeof *hosts->hosts);
+        hosts->members = calloc(size, sizeof *hosts->members);
+    }
+    if (hosts == NULL || hosts->hosts == NULL || hosts->members == NULL) {
+        if (hosts != NULL)
+            free_hosts(hosts);
+        return tu_error_memory("the hosts of a group", size * sizeof *hosts->hosts);
+    }
+    hosts->group = group;
+    place_members(hosts);
+    *made = hosts;
+    return TUTTI_OK;
+}
+
+static const tu_attachment hosts_attachment = { .make = make_hosts, .end = free_hosts };
+
+static tu_hosts *hosts_of(const tutti_group *group) {
+    return tu_attachment_find(&group->attachments, &hosts_attachment);
+}
+
+/* ---- setting up ---- */
+
+/* The group of the members on this host: under the name of the whole, so that messages speak of what the user knows. */
+static tutti_status make_here(tu_hosts *hosts, int64_t deadline) {
+    tutti_group *group = hosts->group;
+    const tu_host *host = &hosts->hosts[hosts->host];
+    if (host->count == 1)
+        return TUTTI_OK;
+    int *ranks = malloc((size_t)host->count * sizeof *ranks);
+    if (ranks == NULL)
+        return tu_error_memory("the ranks of a host", (size_t)host->count * sizeof *ranks);
+    for (int i = 0; i < host->count; i++)
+        ranks[i] = group->ranks[host->members[i]];
+    tu_group_plan plan = { .name = group->name,
+                           .description = "the members of a group on one host",
+                           .key = tu_group_key("host of %016llx", (unsigned long long)group->key),
+                           .ranks = ranks,
+                           .count = host->count };
+    tutti_group *here = NULL;
+    const tu_piece *piece = NULL;
+    tutti_status status = tu_group_reserve(group->world, &plan, &here, &piece);
+    free(ranks);
+    if (status != TUTTI_OK)
+        return status;
+    status = tu_group_share_page(here, piece, deadline);
+    if (status != TUTTI_OK) {
+        tutti_group_release(here);
+        return status;
+    }
+    here->recorder_index = group->recorder_index;
+    hosts->here = here;
+    atomic_store_explicit(&group->here, here, memory_order_release); /* pairs with tu_group_overhear */
+    return TUTTI_OK;
+}
+
+static tutti_status prepare(tu_task *task) {
+    void *made = hosts_of(task->group);
+    tutti_status status = TUTTI_OK;
+    if (made != NULL && ((tu_hosts *)made)->ready)
+        return TUTTI_OK;
+    tu_task_record(task);
+    tu_network_group *network; /* attached before, so that it outlives what uses it */
+    status = tu_network_group_get(task->group, &network);
+    if (status == TUTTI_OK)
+        status = tu_attachment_get(&task->group->attachments, &hosts_attachment, &made);
+    if (status != TUTTI_OK)
+        return status;
+    tu_hosts *hosts = made;
+    hosts->network = network;
+    status = make_here(hosts, tu_task_deadline(task));
+    hosts->ready = status == TUTTI_OK;
+    return status;
+}
+
+tutti_status tu_hosts_scratch(tu_hosts *hosts, size_t bytes, unsigned char **scratch) {
+    if (bytes > hosts->scratch_bytes) {
+        free(hosts->scratch);
+        hosts->scratch_bytes = 0;
+        hosts->scratch = malloc(bytes);
+        if (hosts->scratch == NULL)
+            return tu_error_memory("a collective across hosts", bytes);
+        hosts->scratch_bytes = bytes;
+    }
+    *scratch = hosts->scratch;
+    return TUTTI_OK;
+}
+
+tutti_call tu_hosts_call(tu_task *task) {
+    int64_t left = tu_deadline_left(tu_task_deadline(task));
+    return (tutti_call){ .size = sizeof(tutti_call), .timeout_ns = left > 0 ? left : 1 };
+}
+
+/* ---- messages ---- */
+
+static bool still_missing(void *argument, int member) {
+    const tu_round *round = argument;
+    for (int i = 0; i < round->receipt_count; i++)
+        if (round->receipts[i].member == member && !round->receipts[i].done)
+            return true;
+    for (int i = 0; i < round->dispatch_count; i++)
+        if (round->dispatches[i].member == member && !round->dispatches[i].done)
+            return true;
+    return false;
+}
+
+tutti_status tu_round_begin(tu_round *round, tu_hosts *hosts, tu_task *task, int room) {
+    size_t count = room > 0 ? (size_t)room : 1;
+    *round = (tu_round){ .hosts = hosts, .task = task, .room = room };
+    round->receipts = calloc(count, sizeof *round->receipts);
+    round->dispatches = calloc(count, sizeof *round->dispatches);
+    if (round->receipts == NULL || round->dispatches == NULL) {
+        tu_round_end(round);
+        return tu_error_memory("messages between hosts", count * (sizeof(tu_receipt) + sizeof(tu_dispatch)));
+    }
+    tu_group_wait_init(&round->wait, hosts->group, &task->info, task->ticket, tu_task_deadline(task), still_missing,
+                       round);
+    return TUTTI_OK;
+}
+
+void tu_round_end(tu_round *round) {
+    free(round->receipts);
+    free(round->dispatches);
+    round->receipts = NULL;
+    round->dispatches = NULL;
+}
+
+static tutti_status in_words(tu_round *round, tutti_status status) {
+    if (status == TUTTI_OK || status != TUTTI_ERROR_MISMATCH)
+        return status == TUTTI_OK ? status : tu_group_wait_error(&round->wait, status);
+    tu_network_other_call other;
+    int member = tu_network_other(round->hosts->network, &other);
+    size_t element = round->task->element;
+    if (other.unequal)
+        return tu_mismatch_split(round->task->state, round->task, member, round->hosts->group->rank,
+                                 other.sent_bytes / element, other.expected_bytes / element);
+    tu_said mine, theirs;
+    tu_say(&mine, round->task);
+    memset(&theirs, 0, sizeof theirs);
+    memcpy(&theirs, other.said.bytes, offsetof(tu_said, algorithm) + 1);
+    return tu_mismatch_of(round->hosts->group, round->task, &mine, member, &theirs);
+}
+
+static tutti_status reach(tu_round *round, int member) {
+    return in_words(round, tu_network_reach(round->hosts->network, &round->wait, member));
+}
+
+tutti_status tu_round_receive(tu_round *round, int member, uint32_t step, void *to, size_t bytes) {
+    tutti_status status = reach(round, member);
+    if (status == TUTTI_OK)
+        tu_network_post(round->hosts->network, &round->receipts[round->receipt_count++], member, step, to, bytes);
+    return status;
+}
+
+tutti_status tu_round_send(tu_round *round, int member, uint32_t step, const void *from, size_t bytes) {
+    tutti_status status = reach(round, member);
+    if (status == TUTTI_OK)
+        tu_network_send(round->hosts->network, &round->dispatches[round->dispatch_count++], member, step, from, bytes);
+    return status;
+}
+
+static bool all_done(void *argument) {
+    const tu_round *round = argument;
+    for (int i = 0; i < round->receipt_count; i++)
+        if (!round->receipts[i].done)
+            return false;
+    for (int i = 0; i < round->dispatch_count; i++)
+        if (!round->dispatches[i].done)
+            return false;
+    return true;
+}
+
+tutti_status tu_round_wait_for(tu_round *round, bool (*ready)(void *argument), void *argument) {
+    return in_words(round, tu_network_wait(round->hosts->network, &round->wait, ready, argument));
+}
+
+tutti_status tu_round_wait(tu_round *round) {
+    return tu_round_wait_for(round, all_done, round);
+}
+
+/* ---- running ---- */
+
+static bool serves(const tutti_group *group, const tu_task *task) {
+    tu_kind kind = task->row->kind;
+    return !group->local && task->custom == NULL && task->forced == TUTTI_ALGORITHM_AUTO &&
+           (kind == TU_KIND_BARRIER || kind == TU_KIND_REDUCTION || kind == TU_KIND_MOVE);
+}
+
+static void say(tu_hosts *hosts, tu_task *task) {
+    tu_said said;
+    tu_network_said sent = { .signature = tu_signature(task) };
+    tu_say(&said, task);
+    memcpy(sent.bytes, &said, offsetof(tu_said, algorithm) + 1);
+    tu_network_say(hosts->network, task->info.sequence, &sent);
+}
+
+/* What ended the part on this host is told with the ranks of the whole. The others there may wait for this rank in a
+ * part of the operation: leaving ends the group, and their part with it. */
+static tutti_status fail(tu_hosts *hosts, tutti_status status) {
+    tutti_error_copy error;
+    tu_error_save(&error);
+    tu_network_abandon(hosts->network);
+    tu_error_restore(&error);
+    return tu_group_overhear(hosts->group) ? tu_group_cause(hosts->group) : status;
+}
+
+static void note(tu_task *task) {
+    tu_collective *state = task->state;
+    state->ran = task->info;
+    state->ran_by = task->executor;
+    state->choice = (tu_choice){ .algorithm = (tutti_algorithm)task->info.algorithm, .from = task->executor->name };
+    state->direct_inputs = state->direct_outputs = 0;
+}
+
+static tutti_status run(tu_task *task) {
+    tu_hosts *hosts = hosts_of(task->group);
+    tu_task_record(task);
+    say(hosts, task);
+    tutti_status status = task->row->kind == TU_KIND_BARRIER     ? tu_hosts_barrier(hosts, task)
+                          : task->row->kind == TU_KIND_REDUCTION ? tu_hosts_reduce(hosts, task)
+                                                                 : tu_hosts_move(hosts, task);
+    note(task);
+    return status == TUTTI_OK ? TUTTI_OK : fail(hosts, status);
+}
+
+/* ---- works ---- */
+
+static tutti_status test(tutti_work *work, bool *finished) {
+    *finished = tu_work_done(work);
+    return TUTTI_OK;
+}
+
+const tu_executor tu_executor_hosts = { .name = "hosts",
+                                        .takes_turns = true,
+                                        .serves = serves,
+                                        .prepare = prepare,
+                                        .run = run,
+                                        .start = tu_works_queue,
+                                        .test = test,
+                                        .wait = tu_works_wait };

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside the executor `hosts`: collectives of groups whose members are on several hosts. What stays on a host runs on
+ * shared memory, as a collective of the members there; what crosses goes as messages (memory/network.h).
+ */
+#ifndef TU_COLLECTIVE_HOSTS_H
+#define TU_COLLECTIVE_HOSTS_H
+
+#include "collective/collective.h"
+#include "memory/network.h"
+
+/* The members on one host. */
+typedef struct tu_host {
+    int count;
+    const int *members; /* in group order */
+} tu_host;
+
+typedef struct tu_hosts {
+    tutti_group *group;
+    tu_network_group *network;
+    tutti_group *here;           /* of the members on this host; NULL: this rank is the only one */
+    int host_count, host, index; /* hosts in the order of their first members; this rank's, and its place there */
+    int columns;                 /* members of the host that has fewest */
+    bool contiguous;             /* members of a host follow each other in the group */
+    bool ready;
+    tu_host *hosts;
+    int *members; /* what hosts[…].members point into */
+    unsigned char *scratch;
+    size_t scratch_bytes;
+} tu_hosts;
+
+/* Messages of one step of an operation, and the wait for them. */
+typedef struct tu_round {
+    tu_hosts *hosts;
+    tu_task *task;
+    tu_group_wait wait;
+    tu_receipt *receipts;
+    tu_dispatch *dispatches;
+    int receipt_count, dispatch_count, room;
+} tu_round;
+
+/* Room for so many messages each way. tu_round_end frees it. */
+tutti_status tu_round_begin(tu_round *round, tu_hosts *hosts, tu_task *task, int room);
+void tu_round_end(tu_round *round);
+tutti_status tu_round_receive(tu_round *round, int member, uint32_t step, void *to, size_t bytes);
+tutti_status tu_round_send(tu_round *round, int member, uint32_t step, const void *from, size_t bytes);
+/* Until ready(argument), or until all messages have come and gone. */
+tutti_status tu_round_wait_for(tu_round *round, bool (*ready)(void *argument), void *argument);
+tutti_status tu_round_wait(tu_round *round);
+
+/* At least so many bytes, until the next call. */
+tutti_status tu_hosts_scratch(tu_hosts *hosts, size_t bytes, unsigned char **scratch);
+/* Options of the parts of a task that run on this host: its time. */
+tutti_call tu_hosts_call(tu_task *task);
+/* The member that speaks for a host. */
+static inline int tu_hosts_leader(const tu_hosts *hosts, int host) {
+    return hosts->hosts[host].members[0];
+}
+
+/* Every member's part, `bytes[m]` at out + offsets[m], to every member. merged: offsets are the same on all. */
+tutti_status tu_hosts_gather(tu_hosts *hosts, tu_task *task, const void *own, unsigned char *out, const size_t *bytes,
+                             const size_t *offsets, bool merged, uint32_t step);
+
+tutti_status tu_hosts_barrier(tu_hosts *hosts, tu_task *task);
+tutti_status tu_hosts_move(tu_hosts *hosts, tu_task *task);
+tutti_status tu_hosts_reduce(tu_hosts *hosts, tu_task *task);
+
+#endif
