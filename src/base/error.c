@@ -4,6 +4,7 @@
  * an error never allocates.
  */
 #include "base/error.h"
+#include "base/result.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -188,15 +189,34 @@ tutti_status tu_error_restore(const tutti_error_copy *copy) {
     return last.info.status;
 }
 
+static tutti_status read_size(const char *type, const void *given, size_t *size) {
+    memcpy(size, given, sizeof *size);
+    if (*size == 0)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s.size is 0: set it to sizeof(%s), as the INIT macro does", type, type);
+    if (*size < sizeof *size)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s.size is %zu, less than the field itself", type, *size);
+    return TUTTI_OK;
+}
+
+tutti_status tu_result_copy(const char *type, const void *full, size_t full_size, void *result) {
+    size_t size;
+    if (result == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "the place for a %s is NULL", type);
+    tutti_status status = read_size(type, result, &size);
+    if (status != TUTTI_OK)
+        return status;
+    memcpy(result, full, size < full_size ? size : full_size);
+    memcpy(result, &size, sizeof size);
+    return TUTTI_OK;
+}
+
 tutti_status tu_options_copy(const char *type, const void *options, void *full, size_t full_size) {
     if (options == NULL)
         return TUTTI_OK;
     size_t size;
-    memcpy(&size, options, sizeof size);
-    if (size == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s.size is 0: set it to sizeof(%s), as the INIT macro does", type, type);
-    if (size < sizeof size)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s.size is %zu, less than the field itself", type, size);
+    tutti_status status = read_size(type, options, &size);
+    if (status != TUTTI_OK)
+        return status;
     for (size_t i = full_size; i < size; i++)
         if (((const unsigned char *)options)[i] != 0)
             return tu_error(TUTTI_ERROR_UNSUPPORTED,

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/result.h"
 #include "collective/batch.h"
 #include "collective/check.h"
 #include "collective/work.h"
@@ -80,8 +81,8 @@ static void explain(const tu_collective *state, tutti_ran *ran) {
 }
 
 tutti_status tutti_group_ran(tutti_group *group, tutti_ran *ran) {
-    if (group == NULL || ran == NULL || ran->size == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_ran needs a group and a tutti_ran whose size is set");
+    if (group == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_group_ran: group is NULL");
     tutti_ran full = TUTTI_RAN_INIT;
     tu_collective *state = tu_collective_find(group);
     if (state == NULL)
@@ -102,8 +103,5 @@ tutti_status tutti_group_ran(tutti_group *group, tutti_ran *ran) {
     tu_collective_unlock(state);
     if (!any)
         return tu_error(TUTTI_ERROR_EMPTY, "no collective has run in group %s on this rank", group->name);
-    size_t size = ran->size;
-    memcpy(ran, &full, size < sizeof full ? size : sizeof full);
-    ran->size = size;
-    return TUTTI_OK;
+    return tu_result_copy("tutti_ran", &full, sizeof full, ran);
 }

@@ -10,6 +10,7 @@
 
 #include <tutti/backward.h>
 
+#include "base/result.h"
 #include "compile/entry.h"
 #include "graph/passes.h"
 #include "loops/program.h"
@@ -767,16 +768,9 @@ static bool is_there(const char *who, const tt_backward_cache *cache) {
 }
 
 bool tt_backward_cache_count(const tt_backward_cache *cache, tt_backward_counts *counts) {
-    if (!is_there("backward_cache_count", cache))
-        return false;
-    if (counts == NULL || counts->size == 0) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "backward_cache_count: counts is NULL or its size is 0");
-        return false;
-    }
-    size_t bytes = counts->size;
-    memcpy(counts, &cache->counts, bytes < sizeof cache->counts ? bytes : sizeof cache->counts);
-    counts->size = bytes;
-    return true;
+    return is_there("backward_cache_count", cache) &&
+           tu_pending_take(tu_result_copy("tt_backward_counts", &cache->counts, sizeof cache->counts, counts)) ==
+               TUTTI_OK;
 }
 
 const tt_graph *tt_backward_cache_graph(const tt_backward_cache *cache) {

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/result.h"
 #include "compile/entry.h"
 
 #define REASON 512
@@ -647,17 +648,11 @@ const tt_graph *tt_compiled_graph(const tt_compiled *compiled, tt_direction dire
 bool tt_compiled_count(const tt_compiled *compiled, tt_compiled_counts *counts) {
     if (!is_there("compiled_count", compiled))
         return false;
-    if (counts == NULL || counts->size == 0) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "compiled_count: counts is NULL or its size is 0");
-        return false;
-    }
     pthread_mutex_t *lock = (pthread_mutex_t *)&compiled->lock;
     pthread_mutex_lock(lock);
     tt_compiled_counts own = compiled->counts;
     pthread_mutex_unlock(lock);
-    own.size = counts->size;
-    memcpy(counts, &own, counts->size < sizeof own ? counts->size : sizeof own);
-    return true;
+    return tu_pending_take(tu_result_copy("tt_compiled_counts", &own, sizeof own, counts)) == TUTTI_OK;
 }
 
 const char *tt_compiled_reason(const tt_compiled *compiled) {

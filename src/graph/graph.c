@@ -3,6 +3,7 @@
  * Building graphs and taking them apart.
  */
 #include "graph/graph.h"
+#include "base/result.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -411,17 +412,12 @@ bool tt_graph_check(const tt_graph *graph) {
 bool tt_graph_count(const tt_graph *graph, tt_graph_counts *counts) {
     if (!is_there("graph_count", graph))
         return false;
-    if (counts == NULL || counts->size == 0) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "graph_count: counts is NULL or its size is 0");
-        return false;
-    }
-    tt_graph_counts own = { .size = counts->size, .vertices = graph->vertex_count, .outputs = graph->output_count };
+    tt_graph_counts own = { .vertices = graph->vertex_count, .outputs = graph->output_count };
     for (int i = 0; i < graph->input_count; i++)
         *(graph->inputs[i].kind == TU_INPUT_CONSTANT ? &own.constants : &own.inputs) += 1;
     for (const tu_vertex *vertex = graph->first; vertex != NULL; vertex = vertex->next)
         own.collectives += (vertex->entry->flags & TU_STARTS) != 0;
-    memcpy(counts, &own, counts->size < sizeof own ? counts->size : sizeof own);
-    return true;
+    return tu_pending_take(tu_result_copy("tt_graph_counts", &own, sizeof own, counts)) == TUTTI_OK;
 }
 
 int tt_graph_count_of(const tt_graph *graph, const char *name) {

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/result.h"
 #include "memory/tables.h"
 
 /* ---- life ---- */
@@ -166,12 +167,7 @@ static tutti_status make_view(const tutti_peers *peers, const char *what, char *
             what, wanted, (long long)offset, tutti_dtype_name(dtype), bytes);
     made.data = base + start;
     made.device = tutti_memory_device(peers->memory);
-    if (view->size == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "a tutti_view has size 0: start it with TUTTI_VIEW_INIT");
-    size_t size = view->size < sizeof made ? view->size : sizeof made;
-    made.size = view->size;
-    __builtin_memcpy(view, &made, size);
-    return TUTTI_OK;
+    return tu_result_copy("tutti_view", &made, sizeof made, view);
 }
 
 /* What calls that give a view of a member's memory begin with. */

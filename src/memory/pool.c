@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/result.h"
 #include "memory/tables.h"
 
 /* Idle blocks of one size. Made when that size is first asked for, so that taking a block back cannot fail. */
@@ -184,15 +185,12 @@ void tutti_pool_trim(tutti_pool *pool) {
 }
 
 tutti_status tutti_pool_query(tutti_pool *pool, tutti_pool_statistics *statistics) {
-    if (pool == NULL || statistics == NULL || statistics->size == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT,
-                        "tutti_pool_query needs a pool and a place with its size set (TUTTI_POOL_STATISTICS_INIT)");
+    if (pool == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_pool_query: pool is NULL");
     pthread_mutex_lock(&pool->lock);
     tutti_pool_statistics now = pool->statistics;
     pthread_mutex_unlock(&pool->lock);
-    now.size = statistics->size;
-    memcpy(statistics, &now, now.size < sizeof now ? now.size : sizeof now);
-    return TUTTI_OK;
+    return tu_result_copy("tutti_pool_statistics", &now, sizeof now, statistics);
 }
 
 void tu_pool_drop(tutti_pool *pool) {

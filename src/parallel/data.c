@@ -12,6 +12,7 @@
 #include <tutti/symmetric.h>
 
 #include "autograd/node.h"
+#include "base/result.h"
 #include "parallel/parallel.h"
 
 #define LINE 64 /* bytes; parts of a bucket begin at multiples of it */
@@ -549,14 +550,11 @@ bool tt_data_parallel_sync(tt_data_parallel *parallel, bool on) {
 bool tt_data_parallel_count(const tt_data_parallel *parallel, tt_data_parallel_counts *counts) {
     if (tu_self()->pending != TUTTI_OK)
         return false;
-    if (parallel == NULL || counts == NULL || counts->size == 0) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "data_parallel_count: %s",
-                parallel == NULL ? "parallel is NULL" : "counts is NULL or its size is 0");
+    if (parallel == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "data_parallel_count: parallel is NULL");
         return false;
     }
     tt_data_parallel_counts own = parallel->counts;
-    own.size = counts->size;
     own.buckets = parallel->bucket_count;
-    memcpy(counts, &own, counts->size < sizeof own ? counts->size : sizeof own);
-    return true;
+    return tu_pending_take(tu_result_copy("tt_data_parallel_counts", &own, sizeof own, counts)) == TUTTI_OK;
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "autograd/node.h"
+#include "base/result.h"
 #include "parallel/shard.h"
 
 /* ---- what belongs to which unit ---- */
@@ -429,13 +430,7 @@ bool tt_fully_sharded_set_parameters(tt_fully_sharded *sharded, tt_named_list pa
 bool tt_fully_sharded_count(const tt_fully_sharded *sharded, tt_fully_sharded_counts *counts) {
     if (!usable("fully_sharded_count", sharded))
         return false;
-    if (counts == NULL || counts->size == 0) {
-        tu_fail(TUTTI_ERROR_ARGUMENT, "fully_sharded_count: counts is NULL or its size is 0");
-        return false;
-    }
     tt_fully_sharded_counts own;
     tu_shard_count(sharded, &own);
-    own.size = counts->size;
-    memcpy(counts, &own, counts->size < sizeof own ? counts->size : sizeof own);
-    return true;
+    return tu_pending_take(tu_result_copy("tt_fully_sharded_counts", &own, sizeof own, counts)) == TUTTI_OK;
 }

@@ -36,6 +36,9 @@ static bool take_options(const char *who, const tt_tensor_parallel_options *opti
     full->dtype = full->dtype != 0 ? full->dtype : TUTTI_F32;
     if (full->group == NULL)
         tu_fail(TUTTI_ERROR_ARGUMENT, "%s: options->group is NULL", who);
+    else if (!tu_is_float(full->dtype))
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: tt_tensor_parallel_options.dtype is %s, and no float type", who,
+                tutti_dtype_name(full->dtype));
     return tu_self()->pending == TUTTI_OK && tu_parallel_agree_random(who, full->group);
 }
 

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 #include "base/pool.h"
+#include "base/result.h"
 #include "tensor/handle.h"
 
 #define STORAGE_LOCKS 64 /* a power of two; a storage uses the one that its address says */
@@ -125,18 +126,13 @@ int tu_process_add_thread(tu_thread *self) {
 }
 
 tutti_status tt_count(tt_counts *counts) {
-    if (counts == NULL || counts->size == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tt_count: counts is NULL or its size is 0");
     pthread_mutex_lock(&process.lock);
     tallies sum = process.gone;
     for (tu_thread *thread = process.threads; thread != NULL; thread = thread->next)
         add_tallies(&sum, thread);
     pthread_mutex_unlock(&process.lock);
-    tt_counts full = {
-        .size = counts->size, .tensors = sum.tensors, .storages = sum.storages, .scopes = sum.scopes, .nodes = sum.nodes
-    };
-    __builtin_memcpy(counts, &full, counts->size < sizeof full ? counts->size : sizeof full);
-    return TUTTI_OK;
+    tt_counts full = { .tensors = sum.tensors, .storages = sum.storages, .scopes = sum.scopes, .nodes = sum.nodes };
+    return tu_result_copy("tt_counts", &full, sizeof full, counts);
 }
 
 /* ---- threads that compute ---- */

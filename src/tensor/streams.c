@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/result.h"
 #include "tensor/loop.h"
 #include "tensor/on_device.h"
 #include "tensor/operators.h"
@@ -179,8 +180,8 @@ tt_tensor *tt_empty_pinned(tt_dims shape, tutti_dtype dtype) {
 tutti_status tt_device_memory_get(tutti_device number, tt_device_memory *memory) {
     tu_device *device;
     tu_device_usage usage;
-    if (memory == NULL || memory->size == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tt_device_memory_get: memory is NULL or its size is 0");
+    if (memory == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tt_device_memory_get: memory is NULL");
     if (tutti_device_kind(number) != TUTTI_CUDA)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tt_device_memory_get: the device %s has no memory of its own; cuda has",
                         tutti_device_name(number));
@@ -189,8 +190,7 @@ tutti_status tt_device_memory_get(tutti_device number, tt_device_memory *memory)
         status = device->table->usage(device->state, device->index, &usage);
     if (status != TUTTI_OK)
         return status;
-    tt_device_memory full = { .size = memory->size,
-                              .allocated = usage.allocated,
+    tt_device_memory full = { .allocated = usage.allocated,
                               .reserved = usage.reserved,
                               .peak_allocated = usage.peak_allocated,
                               .peak_reserved = usage.peak_reserved,
@@ -198,8 +198,7 @@ tutti_status tt_device_memory_get(tutti_device number, tt_device_memory *memory)
                               .allocations = usage.allocations,
                               .reservations = usage.reservations,
                               .retries = usage.retries };
-    memcpy(memory, &full, memory->size < sizeof full ? memory->size : sizeof full);
-    return TUTTI_OK;
+    return tu_result_copy("tt_device_memory", &full, sizeof full, memory);
 }
 
 tutti_status tt_device_memory_limit(tutti_device number, size_t bytes) {

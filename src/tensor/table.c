@@ -4,6 +4,7 @@
  */
 #include <string.h>
 
+#include "base/result.h"
 #include "tensor/operator.h"
 
 extern const tu_operator *const __start_tu_operators[] __attribute__((visibility("hidden")));
@@ -31,22 +32,19 @@ int tt_operator_count(void) {
     return tu_table_count();
 }
 
-static tutti_status row_at(const char *who, int index, const void *info, size_t size, const tu_operator **entry) {
+static tutti_status row_at(const char *who, int index, const tu_operator **entry) {
     if (index < 0 || index >= tu_table_count())
         return tu_error(TUTTI_ERROR_RANGE, "%s: index %d must be in [0, %d)", who, index, tu_table_count());
-    if (info == NULL || size == 0)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: info is NULL or its size is 0", who);
     *entry = tu_table_at(index);
     return TUTTI_OK;
 }
 
 tutti_status tt_operator_at(int index, tt_operator_info *info) {
     const tu_operator *entry = NULL;
-    tutti_status status = row_at("operator_at", index, info, info != NULL ? info->size : 0, &entry);
+    tutti_status status = row_at("operator_at", index, &entry);
     if (status != TUTTI_OK)
         return status;
     tt_operator_info full = {
-        .size = info->size,
         .name = entry->name,
         .family = entry->family,
         .summary = entry->summary,
@@ -63,25 +61,22 @@ tutti_status tt_operator_at(int index, tt_operator_info *info) {
         .composite = (entry->flags & TU_COMPOSITE) != 0,
         .differs = entry->differs,
     };
-    memcpy(info, &full, info->size < sizeof full ? info->size : sizeof full);
-    return TUTTI_OK;
+    return tu_result_copy("tt_operator_info", &full, sizeof full, info);
 }
 
 tutti_status tt_operator_argument_at(int index, int argument, tt_argument_info *info) {
     const tu_operator *entry = NULL;
-    tutti_status status = row_at("operator_argument_at", index, info, info != NULL ? info->size : 0, &entry);
+    tutti_status status = row_at("operator_argument_at", index, &entry);
     if (status != TUTTI_OK)
         return status;
     if (argument < 0 || argument >= entry->argument_count)
         return tu_error(TUTTI_ERROR_RANGE, "operator_argument_at: %s has arguments 0 to %d, not %d", entry->name,
                         entry->argument_count - 1, argument);
     const tu_argument *at = &entry->arguments[argument];
-    tt_argument_info full = { .size = info->size,
-                              .name = at->name,
+    tt_argument_info full = { .name = at->name,
                               .type = at->type,
                               .optional = at->optional,
                               .written = at->written,
                               .declaration = at->declaration };
-    memcpy(info, &full, info->size < sizeof full ? info->size : sizeof full);
-    return TUTTI_OK;
+    return tu_result_copy("tt_argument_info", &full, sizeof full, info);
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/result.h"
 #include "job/dump.h"
 #include "job/liveness.h"
 #include "world/world.h"
@@ -60,9 +61,6 @@ tutti_status tutti_trace_counters(tutti_world *world, const char *operation, tut
     tutti_status status = check(world);
     if (status != TUTTI_OK)
         return status;
-    if (counters == NULL || counters->size < sizeof counters->size)
-        return tu_error(TUTTI_ERROR_ARGUMENT,
-                        "counters must not be NULL, and its size must be set: use TUTTI_COUNTERS_INIT");
     tu_operation wanted = operation == NULL ? TU_OPERATION_NONE : tu_operation_find(operation);
     if (wanted == TU_OPERATION_NONE)
         return tu_error(TUTTI_ERROR_NOT_FOUND,
@@ -70,14 +68,11 @@ tutti_status tutti_trace_counters(tutti_world *world, const char *operation, tut
                         operation == NULL ? "(NULL)" : operation);
     tu_counters counted;
     tu_recorder_counters(own_recorder(world), wanted, &counted);
-    tutti_counters full = { .size = counters->size,
-                            .calls = counted.calls,
-                            .failures = counted.failures,
-                            .bytes = counted.bytes,
-                            .time_ns = counted.time_ns };
+    tutti_counters full = {
+        .calls = counted.calls, .failures = counted.failures, .bytes = counted.bytes, .time_ns = counted.time_ns
+    };
     memcpy(full.by_algorithm, counted.by_algorithm, sizeof full.by_algorithm);
-    memcpy(counters, &full, counters->size < sizeof full ? counters->size : sizeof full);
-    return TUTTI_OK;
+    return tu_result_copy("tutti_counters", &full, sizeof full, counters);
 }
 
 void tu_trace_failure(tutti_world *world) {

@@ -96,6 +96,14 @@ if [ $has_tensor = 1 ]; then
 fi
 proves "a static program needs no libtutti.so" bash -c "! ldd '$folder/outside/c_static' | grep libtutti"
 
+for plugin in "$TEST_BUILD"/plugins/libtutti-*.so; do
+    [ ! -e "$plugin" ] || proves "the plug-in $(basename "$plugin") is installed" test -s "$libraries/tutti/$(basename "$plugin")"
+done
+# Their GPU kernels take long to build: what they are made from, as the compiler noted it, is no file of C but headers.
+for notes in $(find "$TEST_BUILD/src" -name '*.fatbin.d'); do
+    says "$(basename "$notes" .fatbin.d): no C file makes these kernels be built again" "" bash -c "tr ' ' '\n' <'$notes' | grep '\.c$' || true"
+done
+
 proves "the header for other languages is there" test -s "$prefix/share/tutti/tutti-ffi.h"
 
 # Names with a version are of the API; TUTTI_PRIVATE is what libtutti-tensor takes of the inside.

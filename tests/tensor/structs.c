@@ -7,7 +7,7 @@
 #include <tutti/tensors.h>
 #include <tutti/tutti.h>
 
-#include "../harness.h"
+#include "support.h"
 
 /* INIT, TUTTI_OPTIONS and the function give the same bytes; the function writes as much as it is told. */
 #define AGREES(type, initializer)                                                   \
@@ -75,6 +75,16 @@ TEST(structs_of_libtutti_tensor_are_made_alike_in_every_way) {
     AGREES(tt_operator_info, TT_OPERATOR_INFO_INIT);
     AGREES(tt_argument_info, TT_ARGUMENT_INFO_INIT);
     AGREES(tt_symm_options, TT_SYMM_OPTIONS_INIT);
+    AGREES(tt_graph_counts, TT_GRAPH_COUNTS_INIT);
+    AGREES(tt_backward_cache_options, TT_BACKWARD_CACHE_OPTIONS_INIT);
+    AGREES(tt_backward_counts, TT_BACKWARD_COUNTS_INIT);
+    AGREES(tt_fused_scaled_options, TT_FUSED_SCALED_OPTIONS_INIT);
+    AGREES(tt_bucket, TT_BUCKET_INIT);
+    AGREES(tt_data_parallel_options, TT_DATA_PARALLEL_OPTIONS_INIT);
+    AGREES(tt_data_parallel_counts, TT_DATA_PARALLEL_COUNTS_INIT);
+    AGREES(tt_fully_sharded_options, TT_FULLY_SHARDED_OPTIONS_INIT);
+    AGREES(tt_fully_sharded_counts, TT_FULLY_SHARDED_COUNTS_INIT);
+    AGREES(tt_tensor_parallel_options, TT_TENSOR_PARALLEL_OPTIONS_INIT);
 }
 
 /* One step from the same start; the value of the only parameter afterwards. */
@@ -148,4 +158,58 @@ TEST(options_of_a_tensor_that_cannot_work_are_named) {
     not_made(TUTTI_OPTIONS(tt_options, .device = 7), TUTTI_F32, TUTTI_ERROR_ARGUMENT, "device");
     not_made(TUTTI_OPTIONS(tt_options, .requires_grad = true), TUTTI_I32, TUTTI_ERROR_TYPE, "i32");
     not_made(NULL, (tutti_dtype)99, TUTTI_ERROR_TYPE, "dtype");
+}
+
+static int first_of(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[0] = inputs.at[0];
+    return 1;
+}
+
+/* A struct of zeros, whose size nobody set, is refused by its name, for options and for what is asked for. */
+#define REFUSES(type, call)                                     \
+    do {                                                        \
+        type zeros = { 0 };                                     \
+        (void)(call);                                           \
+        expect_error(TUTTI_ERROR_ARGUMENT, #type ".size is 0"); \
+    } while (0)
+
+TEST_WORLD_THREADS(a_struct_without_its_size_is_refused_by_compilers_and_parallel_training, 1) {
+    BEGIN;
+    tt_compiled *compiled;
+    tt_backward_cache *cache;
+    tt_tensor *x = tt_ones(tt_shape(2, 2), TUTTI_F32, NULL);
+    tt_module *module = tt_linear_module(2, 2, true, TUTTI_F32);
+    REFUSES(tt_compile_options, tt_compile(first_of, NULL, &zeros, &compiled));
+    REFUSES(tt_backward_cache_options, tt_backward_cache_new(&zeros, &cache));
+    REFUSES(tt_data_parallel_options, tt_data_parallel_new(module, group, &zeros));
+    REFUSES(tt_fully_sharded_options, tt_fully_shard(module, 0, NULL, group, &zeros));
+    REFUSES(tt_tensor_parallel_options, tt_column_linear_module(2, 2, true, &zeros));
+    REFUSES(tt_fused_scaled_options,
+            tt_fused_all_gather_scaled_matmul(x, tt_tensors(x), x, tt_tensors(x), 0, group, &zeros, NULL));
+    CHECK(tt_compile(first_of, NULL, NULL, &compiled) && tt_backward_cache_new(NULL, &cache));
+    REFUSES(tt_compiled_counts, tt_compiled_count(compiled, &zeros));
+    REFUSES(tt_backward_counts, tt_backward_cache_count(cache, &zeros));
+    tt_graph *graph;
+    CHECK(tt_capture(first_of, NULL, tt_tensors(x), &graph));
+    REFUSES(tt_graph_counts, tt_graph_count(graph, &zeros));
+    tt_data_parallel *parallel = tt_data_parallel_new(module, group, NULL);
+    REFUSES(tt_data_parallel_counts, tt_data_parallel_count(parallel, &zeros));
+    tt_data_parallel_release(parallel);
+    tt_fully_sharded *sharded = tt_fully_shard(module, 0, NULL, group, NULL);
+    REFUSES(tt_fully_sharded_counts, tt_fully_sharded_count(sharded, &zeros));
+    tt_fully_sharded_release(sharded);
+    tt_graph_release(&graph);
+    tt_compiled_release(&compiled);
+    tt_backward_cache_release(&cache);
+    tt_module_release(module);
+    END;
+}
+
+TEST_WORLD_THREADS(a_dtype_that_layers_cannot_have_is_named, 1) {
+    BEGIN;
+    CHECK(tt_column_linear_module(
+              2, 2, true, TUTTI_OPTIONS(tt_tensor_parallel_options, .group = group, .dtype = TUTTI_I32)) == NULL);
+    expect_error(TUTTI_ERROR_ARGUMENT, "column_linear_module: tt_tensor_parallel_options.dtype is i32");
+    END;
 }
