@@ -139,6 +139,8 @@ static int function_forward(tt_module *module, tt_tensor_list inputs, tt_tensor 
 
 tt_module *tt_function_module(const char *name, tt_tensor *(*function)(tt_tensor *x)) {
     tt_module_type type = { sizeof type, name, function_forward, free };
+    if (function == NULL)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "function_module: \"%s\" has no function", name != NULL ? name : "");
     one_function *user = tu_self()->pending == TUTTI_OK ? malloc(sizeof *user) : NULL;
     if (user == NULL) {
         if (tu_self()->pending == TUTTI_OK)

@@ -175,6 +175,74 @@ TEST(the_rms_norm_module_is_the_operator_with_a_weight) {
     done(&scope);
 }
 
+TEST(the_embedding_module_looks_up_rows_and_trains_those_it_used) {
+    tt_scope scope = tt_scope_open();
+    tt_module *words = tt_embedding_module(6, 3, TUTTI_F32);
+    tt_tensor *weight = tt_module_parameter(words, "weight");
+    CHECK_EQ(tt_module_parameters(words).count, 1);
+    CHECK(tt_size(weight, 0) == 6 && tt_size(weight, 1) == 3 && tt_requires_grad(weight));
+    int64_t at[4] = { 5, 1, 5, 0 };
+    tt_tensor *index = tt_from(at, tt_shape(2, 2), TUTTI_I64, NULL), *rows = tt_module_call(words, index);
+    CHECK(tt_dim_count(rows) == 3 && tt_numel(rows) == 2 * 2 * 3);
+    for (int i = 0; i < 4; i++)
+        CHECK(tt_equal(tt_select(tt_select(rows, 0, i / 2), 0, i % 2), tt_select(weight, 0, at[i])));
+    CHECK(tt_backward(tt_sum(rows), NULL));
+    static const float used[6] = { 1, 1, 0, 0, 0, 2 };
+    tt_tensor *expected = tt_expand(tt_from(used, tt_shape(6, 1), TUTTI_F32, NULL), tt_shape(6, 3));
+    CHECK(tt_equal(tt_grad(weight), expected));
+    tt_module_zero_grad(words);
+    CHECK(tt_grad(weight) == NULL);
+
+    /* A word that is not in the table is an error with the module's name, and nothing is read. */
+    int64_t beyond[1] = { 6 };
+    CHECK(tt_module_call(words, tt_from(beyond, tt_shape(1), TUTTI_I64, NULL)) == NULL);
+    CHECK_MESSAGE("Embedding");
+    CHECK_MESSAGE("6");
+    tt_error_clear();
+    tt_module_release(words);
+    done(&scope);
+}
+
+static tt_tensor *twice(tt_tensor *x) {
+    return tt_mul_scalar(x, 2);
+}
+static tt_tensor *plus_one(tt_tensor *x) {
+    return tt_add_scalar(x, 1);
+}
+
+TEST(a_sequence_applies_its_modules_in_order_and_numbers_them) {
+    tt_scope scope = tt_scope_open();
+    tt_module *inner[] = { tt_function_module("twice", twice), tt_linear_module(2, 2, false, TUTTI_F32) };
+    tt_module *outer[] = { tt_function_module("plus one", plus_one), tt_sequential_module(2, inner),
+                           tt_rms_norm_module(2, 1e-5, TUTTI_F32) };
+    tt_module *net = tt_sequential_module(3, outer);
+    tt_named_list named = tt_module_parameters(net);
+    CHECK_EQ(named.count, 2);
+    CHECK_TEXT(named.names[0], "1.1.weight");
+    CHECK_TEXT(named.names[1], "2.weight");
+    CHECK(tt_module_child(net, "1") == outer[1] && tt_module_child(outer[1], "0") == inner[0]);
+    tt_tensor *x = tt_from((float[]){ 3, -1 }, tt_shape(1, 2), TUTTI_F32, NULL);
+    tt_tensor *expected = tt_rms_norm(tt_linear(twice(plus_one(x)), named.at[0], NULL), named.at[1], 1e-5);
+    CHECK(tt_equal(tt_module_call(net, x), expected));
+    CHECK(tt_backward(tt_sum(tt_module_call(net, x)), NULL) && tt_grad(named.at[0]) != NULL);
+    tt_module_release(net);
+    done(&scope);
+}
+
+TEST(a_sequence_of_nothing_gives_its_input_and_a_missing_module_is_an_error) {
+    tt_scope scope = tt_scope_open();
+    tt_module *empty = tt_sequential_module(0, NULL);
+    tt_tensor *x = tt_ones(tt_shape(2), TUTTI_F32, NULL);
+    CHECK(tt_equal(tt_module_call(empty, x), x) && tt_module_parameters(empty).count == 0);
+    tt_module_release(empty);
+    tt_module *some[] = { tt_function_module("twice", twice), NULL };
+    CHECK(tt_sequential_module(2, some) == NULL && tt_error_show() != TUTTI_OK);
+    tt_error_clear();
+    CHECK(tt_function_module("nothing", NULL) == NULL && tt_error_show() != TUTTI_OK);
+    tt_error_clear();
+    done(&scope);
+}
+
 /* What a position may see of others, found by changing the last one. */
 static bool first_depends_on_last(tt_module *attention, tt_tensor *x) {
     tt_tensor *other = tt_clone(x);
