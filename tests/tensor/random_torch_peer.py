@@ -447,7 +447,8 @@ def inside(index, x, dim):
 def layer_norm(run, x, weight, bias, epsilon):
     if weight is None and bias is not None and bias.requires_grad:
         run.unknown = True  # PyTorch's second derivatives are wrong there
-    return F.layer_norm(x, x.shape[-1:], weight, bias, epsilon)
+    scale = weight if weight is not None else bias
+    return F.layer_norm(x, x.shape[-1:] if scale is None else scale.shape, weight, bias, epsilon)
 
 
 def floats(x):

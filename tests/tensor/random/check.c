@@ -350,20 +350,68 @@ static double tolerance_of_program(const report *found) {
     return tolerance;
 }
 
-/* Near a pole a last bit decides between a huge number, an infinity and NaN. */
-static bool has_poles(const program *what) {
-    static const char *const names[] = { "div",        "div_",       "div_scalar", "div_scalar_", "pow",
-                                         "pow_scalar", "reciprocal", "log",        "rsqrt",       "sqrt",
-                                         "sqrt_",      "addcdiv",    "addcdiv_" };
-    for (int i = 0; i < what->count; i++)
-        for (size_t k = 0; k < sizeof names / sizeof names[0] && !what->lines[i].gone; k++)
-            if (strcmp(what->lines[i].row->name, names[k]) == 0)
-                return true;
+static const record *argument_of(const report *from, const line *what, int which) {
+    char name[32];
+    snprintf(name, sizeof name, "value t%d.%d", what->tensors[which] / RESULTS, what->tensors[which] % RESULTS);
+    return record_of(from, name, -1);
+}
+
+/* Whether the arguments of a line may have other bits in PyTorch. Those that were written over since cannot be looked
+ * at any more. */
+static bool arguments_differ(const program *what, int index, const report *ours, const report *theirs) {
+    const line *one = &what->lines[index];
+    for (int k = index + 1; k < what->count; k++)
+        if (!what->lines[k].gone && what->lines[k].row->name[strlen(what->lines[k].row->name) - 1] == '_')
+            return true;
+    for (int k = 0; k < one->tensor_count; k++) {
+        const record *a = argument_of(ours, one, k), *b = argument_of(theirs, one, k);
+        if (a != NULL && b != NULL && a->count == b->count && a->values != NULL && b->values != NULL &&
+            memcmp(a->values, b->values, (size_t)a->count * sizeof a->values[0]) != 0)
+            return true;
+    }
     return false;
 }
 
-static bool values_differ(const record *a, const record *b, double tolerance, bool poles, char *why, size_t size) {
-    double scale = 1;
+/* Whether an argument lies below 0, or is -0, in one of the two alone. */
+static bool sides_differ(const line *what, const report *ours, const report *theirs) {
+    for (int k = 0; k < what->tensor_count; k++) {
+        const record *a = argument_of(ours, what, k), *b = argument_of(theirs, what, k);
+        bool both = a != NULL && b != NULL && a->count == b->count && a->values != NULL && b->values != NULL;
+        for (int64_t i = 0; both && i < a->count; i++)
+            if (!signbit(a->values[i]) != !signbit(b->values[i]))
+                return true;
+    }
+    return false;
+}
+
+/* Near a pole a last bit decides between a huge number, an infinity and NaN; where last bits differ, between 0 / 0
+ * and 1; and where the two lie on its two sides, nothing that comes after it can be compared. */
+typedef enum pole {
+    NO_POLE,
+    POLE,
+    POLE_OF_OTHER_BITS,
+    POLE_BETWEEN
+} pole;
+
+static pole poles_of(const program *what, const report *ours, const report *theirs) {
+    static const char *const names[] = { "div",        "div_",       "div_scalar", "div_scalar_", "pow",
+                                         "pow_scalar", "reciprocal", "log",        "rsqrt",       "sqrt",
+                                         "sqrt_",      "addcdiv",    "addcdiv_" };
+    pole found = NO_POLE;
+    for (int i = 0; i < what->count; i++)
+        for (size_t k = 0; k < sizeof names / sizeof names[0] && !what->lines[i].gone; k++) {
+            if (strcmp(what->lines[i].row->name, names[k]) != 0)
+                continue;
+            pole one = sides_differ(&what->lines[i], ours, theirs) ? POLE_BETWEEN
+                       : arguments_differ(what, i, ours, theirs)   ? POLE_OF_OTHER_BITS
+                                                                   : POLE;
+            found = one > found ? one : found;
+        }
+    return found;
+}
+
+static bool values_differ(const record *a, const record *b, double tolerance, pole poles, char *why, size_t size) {
+    double scale = 1, huge = tolerance > 1e-6 ? 1e4 : 1e8; /* f32 has fewer digits to lose */
     for (int64_t i = 0; i < a->count; i++)
         if (isfinite(a->values[i]))
             scale = fmax(scale, fabs(a->values[i]));
@@ -372,7 +420,9 @@ static bool values_differ(const record *a, const record *b, double tolerance, bo
         bool same = x == y || (isnan(x) && isnan(y)) || fabs(x - y) <= tolerance * scale;
         if (!same && isnan(y) && strncmp(a->name, "second", 6) == 0)
             same = true; /* at a point that has none */
-        if (!same && poles && (!isfinite(x) || !isfinite(y) || fabs(x) > 1e8) && (!isfinite(y) || fabs(y) > 1e8))
+        if (!same && poles != NO_POLE && (!isfinite(x) || fabs(x) > huge) && (!isfinite(y) || fabs(y) > huge))
+            same = true;
+        if (!same && poles == POLE_OF_OTHER_BITS && isfinite(x) != isfinite(y))
             same = true;
         if (!same && tu_is_complex(a->dtype) && (!isfinite(x) || !isfinite(y)))
             same = true; /* which parts become infinite or NaN depends on the order of their products */
@@ -394,7 +444,7 @@ static bool all_zero(const record *what, bool of_peer, double tolerance) {
     return gradient;
 }
 
-static bool records_differ(const record *a, const record *b, double tolerance, bool poles, char *why, size_t size) {
+static bool records_differ(const record *a, const record *b, double tolerance, pole poles, char *why, size_t size) {
     if (a->refused || b->refused) {
         if (a->refused && b->refused)
             return false;
@@ -444,12 +494,12 @@ static bool strides_differ(const record *a, const record *b) {
 /* Where a hook changes gradients, second derivatives depend on how the first were computed, and what a tensor kept of
  * its gradients has a part of both. Those of narrow types are mostly noise, and so are those of f32 near a pole, where
  * large terms cancel: f64 shows whether the formula is right. */
-static bool second_depends(const program *what, const record *of, double tolerance) {
+static bool second_depends(const program *what, const record *of, double tolerance, pole poles) {
     bool hooks = false;
     int index = 0;
     if (sscanf(of->name, "grad t%d", &index) == 1 && strcmp(what->lines[index].row->name, "leaf") != 0)
         return true;
-    if (strncmp(of->name, "second t", 8) == 0 && (tolerance > 1e-2 || (tolerance > 1e-6 && has_poles(what))))
+    if (strncmp(of->name, "second t", 8) == 0 && (tolerance > 1e-2 || (tolerance > 1e-6 && poles != NO_POLE)))
         return true;
     for (int i = 0; i < what->count; i++) {
         const char *name = what->lines[i].row->name;
@@ -457,12 +507,6 @@ static bool second_depends(const program *what, const record *of, double toleran
                                                    strcmp(name, "hook_post") == 0));
     }
     return hooks && strncmp(of->name, "second", 6) == 0;
-}
-
-static const record *argument_of(const report *from, const line *what, int which) {
-    char name[32];
-    snprintf(name, sizeof name, "value t%d.%d", what->tensors[which] / RESULTS, what->tensors[which] % RESULTS);
-    return record_of(from, name, -1);
 }
 
 /* Sines of large numbers, of which the last bits are a good part of a turn. */
@@ -490,23 +534,11 @@ static bool jumps(const line *what, const report *ours, int index) {
     return (of_complex && cut) || (whole && converts) || turns(what, ours);
 }
 
-/* Where a function jumps, arguments that differ in their last bits may lie on both sides. Arguments
- * that were written over since cannot be looked at any more. */
+/* Where a function jumps, arguments that differ in their last bits may lie on both sides. */
 static bool jumped(const program *what, const report *ours, const report *theirs) {
-    for (int i = 0; i < what->count; i++) {
-        const line *one = &what->lines[i];
-        if (one->gone || !jumps(one, ours, i))
-            continue;
-        for (int k = i + 1; k < what->count; k++)
-            if (!what->lines[k].gone && what->lines[k].row->name[strlen(what->lines[k].row->name) - 1] == '_')
-                return true;
-        for (int k = 0; k < one->tensor_count; k++) {
-            const record *a = argument_of(ours, one, k), *b = argument_of(theirs, one, k);
-            if (a != NULL && b != NULL && a->count == b->count && a->values != NULL && b->values != NULL &&
-                memcmp(a->values, b->values, (size_t)a->count * sizeof a->values[0]) != 0)
-                return true;
-        }
-    }
+    for (int i = 0; i < what->count; i++)
+        if (!what->lines[i].gone && jumps(&what->lines[i], ours, i) && arguments_differ(what, i, ours, theirs))
+            return true;
     return false;
 }
 
@@ -553,6 +585,7 @@ bool fails_against_peer(const program *what, void *context, char *why, size_t si
         forget_gradients(&theirs);
     }
     int count = ours.count < theirs.count ? ours.count : theirs.count;
+    pole poles = poles_of(what, &ours, &theirs);
     for (int i = 0; i < count && !failed && known; i++) {
         const record *a = &ours.records[i], *b = &theirs.records[i];
         if ((is_version_error(a) != is_version_error(b) && saves_otherwise(what)) || is_freed(a) != is_freed(b))
@@ -564,8 +597,8 @@ bool fails_against_peer(const program *what, void *context, char *why, size_t si
         else if (strcmp(a->name, b->name) != 0)
             failed = because(why, size, "%s follows, but %s in PyTorch", a->name, b->name);
         else
-            failed = !second_depends(what, a, tolerance) && records_differ(a, b, tolerance, has_poles(what), why, size);
-        if (failed && !a->refused && !b->refused && jumped(what, &ours, &theirs))
+            failed = !second_depends(what, a, tolerance, poles) && records_differ(a, b, tolerance, poles, why, size);
+        if (failed && !a->refused && !b->refused && (poles == POLE_BETWEEN || jumped(what, &ours, &theirs)))
             failed = known = false;
         who->refused += a->refused;
         who->backwards += strncmp(a->name, "second t", 8) == 0 && !a->absent;
