@@ -17,18 +17,22 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/thread.h"
 
 #define MOST_THREADS 63 /* besides the caller's */
 #define PLACES 8        /* loops of different threads that can run at once; more run on their own thread alone */
 #define LOOKS 4000      /* for a loop before sleeping: some microseconds, the gap between the operators of one step */
 #define PIECES 16       /* per thread, so that one that is held up does not hold up all */
+#define LONELY 100000   /* nanoseconds in which a thread that was woken up should have come */
+#define MOST_SENT 4     /* threads; where there are more some always come */
 #define CLOSED 0x80000000u
 
 typedef struct work {
     tu_pool_loop loop;
     int64_t piece;
     _Atomic int64_t next; /* the first item that nobody has taken */
+    _Atomic bool joined;  /* a thread came; written by those inside the gate, read by the owner once it is closed */
 } work;
 
 typedef struct place {
@@ -78,8 +82,10 @@ static void visit(place *place) {
     if (atomic_load_explicit(&place->gate, memory_order_relaxed) & CLOSED)
         return;
     uint32_t before = atomic_fetch_add_explicit(&place->gate, 1, memory_order_acquire);
-    if (!(before & CLOSED) && before < (uint32_t)place->helpers)
+    if (!(before & CLOSED) && before < (uint32_t)place->helpers) {
+        atomic_store_explicit(&place->work->joined, true, memory_order_relaxed);
         take_pieces(place->work);
+    }
     atomic_fetch_sub_explicit(&place->gate, 1, memory_order_release);
 }
 
@@ -152,7 +158,23 @@ static place *claim_place(void) {
     return NULL;
 }
 
+/* A thread that was woken up while every CPU was busy may wait behind its owner, who does not sleep and so would keep
+ * it there for milliseconds: it is sent to another CPU, and may go where it likes from there. */
+static void send_elsewhere(int threads) {
+    int here = sched_getcpu();
+    for (int i = 0; i < threads && i < MOST_SENT && here >= 0 && here < CPU_SETSIZE; i++) {
+        cpu_set_t allowed, others;
+        if (pthread_getaffinity_np(pool.threads[i], sizeof allowed, &allowed) != 0)
+            return;
+        others = allowed;
+        CPU_CLR(here, &others);
+        if (CPU_COUNT(&others) > 0 && pthread_setaffinity_np(pool.threads[i], sizeof others, &others) == 0)
+            pthread_setaffinity_np(pool.threads[i], sizeof allowed, &allowed);
+    }
+}
+
 static void run_together(place *place, work *work, int helpers) {
+    int64_t start = tu_clock_now();
     place->work = work;
     place->helpers = helpers;
     atomic_fetch_and_explicit(&place->gate, ~CLOSED, memory_order_release);
@@ -169,6 +191,8 @@ static void run_together(place *place, work *work, int helpers) {
             sched_yield();
     }
     atomic_store_explicit(&place->owned, false, memory_order_release);
+    if (!atomic_load_explicit(&work->joined, memory_order_relaxed) && tu_clock_now() - start > LONELY)
+        send_elsewhere(tu_pool_threads());
 }
 
 void tu_pool_run(const tu_pool_loop *loop) {
