@@ -456,8 +456,25 @@ WRAP(void *, realloc, (void *old, size_t bytes), (old, bytes), ENOMEM, NULL)
 WRAP(void *, aligned_alloc, (size_t alignment, size_t bytes), (alignment, bytes), ENOMEM, NULL)
 WRAP(int, posix_memalign, (void **out, size_t alignment, size_t bytes), (out, alignment, bytes), ENOMEM, ENOMEM)
 WRAP(char *, strdup, (const char *text), (text), ENOMEM, NULL)
-WRAP(void *, mmap, (void *address, size_t bytes, int protection, int flags, int fd, off_t offset),
-     (address, bytes, protection, flags, fd, offset), ENOMEM, MAP_FAILED)
+/* An emulator keeps something for every page of a mapping, used or not: there one mapping has a limit. */
+static bool too_large(size_t bytes) {
+#ifdef TEST_LARGEST_MAPPING
+    return bytes > TEST_LARGEST_MAPPING;
+#else
+    (void)bytes;
+    return false;
+#endif
+}
+
+void *__real_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset);
+void *__wrap_mmap(void *address, size_t bytes, int protection, int flags, int fd, off_t offset) {
+    if (too_large(bytes) || should_fail("mmap")) {
+        errno = ENOMEM;
+        return MAP_FAILED;
+    }
+    return __real_mmap(address, bytes, protection, flags, fd, offset);
+}
 WRAP(int, memfd_create, (const char *name, unsigned flags), (name, flags), EMFILE, -1)
 WRAP(int, ftruncate, (int fd, off_t bytes), (fd, bytes), ENOSPC, -1)
 WRAP(int, fallocate, (int fd, int mode, off_t offset, off_t bytes), (fd, mode, offset, bytes), ENOSPC, -1)
