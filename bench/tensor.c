@@ -15,6 +15,7 @@
 
 #include "gpt.h"
 #include "peer.h"
+#include "tensor/loop.h"
 #include "tensor/parallel.h"
 
 /* ---- cases ---- */
@@ -243,6 +244,25 @@ static void copy_part(void *context, int64_t begin, int64_t end) {
     const copying *each = context;
     memcpy(each->to + begin, each->from + begin, (size_t)(end - begin));
 }
+/* The same bytes as lines of 64 that go where those of a transposed copy go, and are not turned: what its places in
+ * memory cost. A strip is 64 of 4096 rows of 1024. */
+static void move_strips(void *context, int64_t begin, int64_t end) {
+    enum {
+        LINE = 64,
+        SIDE = 16,
+        FROM_ROW = 4096,
+        TO_ROW = 16384
+    };
+    const copying *each = context;
+    for (int64_t strip = begin; strip < end; strip++)
+        for (int64_t line = 0; line < FROM_ROW / LINE; line++)
+            for (int64_t row = 0; row < SIDE * 4; row++) {
+                const char *from = each->from + (strip * SIDE * 4 + row % 4 * SIDE + row / 4) * FROM_ROW + line * LINE;
+                char *to = each->to + (line * SIDE + row / 4) * TO_ROW + strip * LINE * 4 + row % 4 * LINE;
+                tu_stream_copy(to, from, LINE);
+            }
+    tu_stream_end();
+}
 static copying copied_blocks; /* only while a row is measured that needs them: the others' memory is counted */
 static void make_blocks(size_t bytes) {
     char *to = aligned_alloc(1 << 21, 32 << 20), *from = aligned_alloc(1 << 21, 32 << 20);
@@ -258,6 +278,11 @@ static void free_blocks(void) {
     free(copied_blocks.to);
     free((char *)copied_blocks.from);
     copied_blocks = (copying){ NULL, NULL };
+}
+static double lines_round(size_t bytes) {
+    double start = now();
+    tu_parallel((int64_t)bytes / 2 / (64 * 4096), 1, move_strips, &copied_blocks);
+    return now() - start;
 }
 static double copy_round(size_t bytes) {
     double start = now();
@@ -302,14 +327,14 @@ static double turn(void (*run)(void), int runs, bool wake) {
     return sum / runs;
 }
 
-/* A case that copies, by turns with memcpy of as many bytes: neither finds its data in a cache, and what disturbs one
- * disturbs the other. How many times as long it takes. */
-static double of_memcpy(void (*run)(void), size_t bytes, int runs) {
+/* A case that copies, by turns with another copy of as many bytes: neither finds its data in a cache, and what disturbs
+ * one disturbs the other. How many times as long it takes. */
+static double beside(void (*run)(void), double (*copy)(size_t), size_t bytes, int runs) {
     double ours = 0, copies = 0;
     if (bytes == 0)
         return 0;
     for (int i = 0; i <= runs; i++) {
-        double mine = one_round(run), copied = copy_round(bytes);
+        double mine = one_round(run), copied = copy(bytes);
         ours += i == 0 ? 0 : mine;
         copies += i == 0 ? 0 : copied;
     }
@@ -317,7 +342,8 @@ static double of_memcpy(void (*run)(void), size_t bytes, int runs) {
 }
 
 static void measure(int which, int rounds, int threads) {
-    double ours[ROUNDS], theirs[ROUNDS], copies[ROUNDS];
+    double ours[ROUNDS], theirs[ROUNDS], copies[ROUNDS], lines[ROUNDS];
+    bool turned = strcmp(cases[which].name, "transpose_copy") == 0;
     char command[64];
     if (cases[which].copied > 0)
         make_blocks(cases[which].copied);
@@ -336,17 +362,23 @@ static void measure(int which, int rounds, int threads) {
     for (int i = 0; i < rounds; i++) {
         rest(threads);
         ours[i] = turn(cases[which].run, runs, wake) * cases[which].scale;
-        copies[i] = of_memcpy(cases[which].run, cases[which].copied, runs);
+        copies[i] = beside(cases[which].run, copy_round, cases[which].copied, runs);
+        lines[i] = beside(cases[which].run, lines_round, turned ? cases[which].copied : 0, runs);
         rest(threads);
         theirs[i] = ask_peer(command) * cases[which].scale;
     }
     qsort(copies, (size_t)rounds, sizeof copies[0], by_size);
+    qsort(lines, (size_t)rounds, sizeof lines[0], by_size);
     qsort(ours, (size_t)rounds, sizeof ours[0], by_size);
     qsort(theirs, (size_t)rounds, sizeof theirs[0], by_size);
     double a = ours[rounds / 2], b = theirs[rounds / 2];
     printf("%-16s %10.3f %10.3f-%-10.3f %10.3f %10.3f-%-10.3f %s  ratio %.2f", cases[which].name, a, ours[0],
            ours[rounds - 1], b, theirs[0], theirs[rounds - 1], cases[which].unit, b > 0 ? a / b : 0);
-    printf(cases[which].copied > 0 ? ", of memcpy %.2f\n" : "\n", copies[rounds / 2]);
+    if (cases[which].copied > 0)
+        printf(", of memcpy %.2f", copies[rounds / 2]);
+    if (turned)
+        printf(", of its lines %.2f", lines[rounds / 2]);
+    printf("\n");
     if (strcmp(cases[which].name, "gpt_step") == 0) {
         double mine = peak_memory(false), peers = ask_peer("peak");
         printf("%-16s %10.0f %21s %10.0f %21s MiB  ratio %.2f\n", "gpt_peak_memory", mine, "", peers, "",
