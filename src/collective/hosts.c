@@ -276,12 +276,16 @@ static void note(tu_task *task) {
 static tutti_status run(tu_task *task) {
     tu_hosts *hosts = hosts_of(task->group);
     tu_task_record(task);
+    tu_network_enter(hosts->network);
     say(hosts, task);
     tutti_status status = task->row->kind == TU_KIND_BARRIER     ? tu_hosts_barrier(hosts, task)
                           : task->row->kind == TU_KIND_REDUCTION ? tu_hosts_reduce(hosts, task)
                                                                  : tu_hosts_move(hosts, task);
+    if (status != TUTTI_OK)
+        status = fail(hosts, status);
+    tu_network_leave(hosts->network);
     note(task);
-    return status == TUTTI_OK ? TUTTI_OK : fail(hosts, status);
+    return status;
 }
 
 /* ---- works ---- */

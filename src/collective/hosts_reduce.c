@@ -104,8 +104,14 @@ static unsigned char *result_of(const chain *chain, int number) {
     return chain->out + (size_t)number * chain->chunk * chain->element;
 }
 
+/* Whether what this host passes on of a chunk is its only input as it lies. */
+static bool passes_input(const chain *chain) {
+    return chain->previous < 0 && chain->row_count == 1 && chain->spread == NULL &&
+           chain->task->info.reduction != TUTTI_PREMUL_SUM;
+}
+
 /* Adds this host's rows to what came, or begins with them. */
-static void accumulate(chain *chain, int number) {
+static void accumulate(chain *chain, int number, void *to) {
     size_t count = chunk_count(chain, number), first = (size_t)number * chain->chunk;
     const void **sources = chain->task->state->sources;
     int used = 0, skipped = chain->previous < 0;
@@ -120,8 +126,8 @@ static void accumulate(chain *chain, int number) {
         }
         sources[used++] = row;
     }
-    tu_reduce(slot_of(chain, number), sources, used, count, chain->wide,
-              tu_accumulation((tutti_reduction)chain->task->info.reduction), chain->factors + skipped, 0);
+    tu_reduce(to, sources, used, count, chain->wide, tu_accumulation((tutti_reduction)chain->task->info.reduction),
+              chain->factors + skipped, 0);
 }
 
 static bool sent(const chain *chain, int index) {
@@ -174,20 +180,30 @@ static tutti_status send_back(chain *chain, int number) {
                          result_of(chain, number), chunk_count(chain, number) * chain->element);
 }
 
-static tutti_status reduce_chunk(chain *chain) {
-    int number = chain->reduced;
-    accumulate(chain, number);
-    chain->reduced++;
-    size_t count = chunk_count(chain, number);
-    if (chain->next >= 0) {
-        chain->passed[number] = chain->round.dispatch_count;
-        return tu_round_send(&chain->round, chain->next, chain->step + (uint32_t)number, slot_of(chain, number),
-                             count * chain->wide_element);
-    }
-    tu_conclude(result_of(chain, number), slot_of(chain, number), count, chain->dtype,
+/* The last host rounds; where there is nothing to round, the sum is made where the result belongs. */
+static tutti_status conclude_chunk(chain *chain, int number) {
+    void *sum = chain->spread == NULL ? result_of(chain, number) : slot_of(chain, number);
+    accumulate(chain, number, sum);
+    tu_conclude(result_of(chain, number), sum, chunk_count(chain, number), chain->dtype,
                 (tutti_reduction)chain->task->info.reduction, chain->hosts->group->size);
+    chain->reduced++;
     chain->concluded++;
     return send_back(chain, number);
+}
+
+static tutti_status reduce_chunk(chain *chain) {
+    int number = chain->reduced;
+    if (chain->next < 0)
+        return conclude_chunk(chain, number);
+    const void *sum = chain->rows[0] + (size_t)number * chain->chunk * chain->element;
+    if (!passes_input(chain)) {
+        accumulate(chain, number, slot_of(chain, number));
+        sum = slot_of(chain, number);
+    }
+    chain->reduced++;
+    chain->passed[number] = chain->round.dispatch_count;
+    return tu_round_send(&chain->round, chain->next, chain->step + (uint32_t)number, sum,
+                         chunk_count(chain, number) * chain->wide_element);
 }
 
 static tutti_status post_back(chain *chain) {

@@ -20,7 +20,7 @@
 
 #define LOOK_SLICE (50 * TU_MILLISECOND) /* of a wait for a peer's record */
 #define CLOSE_LIMIT (1 * TU_SECOND)      /* for what was sent to leave, when the world closes */
-#define SHORT_NAP (1 * TU_MILLISECOND)   /* of the thread, while somebody waits: he drives the network */
+#define SHORT_NAP (1 * TU_MILLISECOND)   /* of the thread, while a call is under way: it drives the network */
 #define LONG_NAP (16 * TU_MILLISECOND)
 #define IDLE_SLEEP 1000 /* milliseconds */
 
@@ -225,6 +225,7 @@ void tu_network_lost(void *owner, int rank, const char *why) {
 static const tu_network_events events = { .arrived = arrived, .sent = sent, .lost = tu_network_lost };
 
 void tu_network_drive(tu_network *network) {
+    network->drives++;
     while (network->part->progress(network->state))
         network->stirred = true;
     while (network->settling) {
@@ -270,9 +271,12 @@ static void *tend(void *argument) {
     int64_t length = SHORT_NAP;
     pthread_mutex_lock(&network->lock);
     while (!network->ending) {
-        if (network->waiters > 0) {
+        if (network->callers > 0) {
+            uint64_t drives = network->drives;
             nap(network, length);
             length = length * 2 < LONG_NAP ? length * 2 : LONG_NAP;
+            if (network->drives == drives) /* they are busy with something else */
+                tu_network_drive(network);
             continue;
         }
         length = SHORT_NAP;

@@ -65,6 +65,10 @@ tutti_status tu_network_group_get(tutti_group *group, tu_network_group **side);
  * operation of the group. */
 tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait, int member);
 
+/* Around an operation: the caller drives the network meanwhile, and the thread looks in now and then only. */
+void tu_network_enter(tu_network_group *side);
+void tu_network_leave(tu_network_group *side);
+
 /* What this rank calls from now on: under this number. */
 void tu_network_say(tu_network_group *side, uint64_t sequence, const tu_network_said *said);
 

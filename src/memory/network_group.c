@@ -130,6 +130,20 @@ bool tu_network_group_arrived(tu_network_group *side, const tu_network_header *h
 
 /* ---- what this rank calls ---- */
 
+void tu_network_enter(tu_network_group *side) {
+    pthread_mutex_lock(&side->network->lock);
+    side->network->callers++;
+    pthread_mutex_unlock(&side->network->lock);
+}
+
+void tu_network_leave(tu_network_group *side) {
+    tu_network *network = side->network;
+    pthread_mutex_lock(&network->lock);
+    if (--network->callers == 0 && network->napping)
+        pthread_cond_signal(&network->leaving);
+    pthread_mutex_unlock(&network->lock);
+}
+
 void tu_network_say(tu_network_group *side, uint64_t sequence, const tu_network_said *said) {
     tu_network *network = side->network;
     pthread_mutex_lock(&network->lock);
@@ -333,8 +347,8 @@ static void doze(tu_network *network, int64_t until) {
     pthread_mutex_unlock(&network->lock);
 }
 
-static tutti_status wait_inside(tu_network_group *side, const tu_group_wait *wait, bool (*ready)(void *argument),
-                                void *argument) {
+tutti_status tu_network_wait(tu_network_group *side, const tu_group_wait *wait, bool (*ready)(void *argument),
+                             void *argument) {
     tu_network *network = side->network;
     int64_t next_check = 0, ask_at = 0;
     uint32_t idle = 0, spins = wait->wait.spins > 0 ? SPINS : 20;
@@ -372,20 +386,6 @@ static tutti_status wait_inside(tu_network_group *side, const tu_group_wait *wai
         if (idle >= spins)
             doze(network, next_check < wait->wait.deadline ? next_check : wait->wait.deadline);
     }
-}
-
-tutti_status tu_network_wait(tu_network_group *side, const tu_group_wait *wait, bool (*ready)(void *argument),
-                             void *argument) {
-    tu_network *network = side->network;
-    pthread_mutex_lock(&network->lock);
-    network->waiters++;
-    pthread_mutex_unlock(&network->lock);
-    tutti_status status = wait_inside(side, wait, ready, argument);
-    pthread_mutex_lock(&network->lock);
-    if (--network->waiters == 0 && network->napping)
-        pthread_cond_signal(&network->leaving);
-    pthread_mutex_unlock(&network->lock);
-    return status;
 }
 
 /* ---- failures ---- */

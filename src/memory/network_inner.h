@@ -62,13 +62,14 @@ struct tu_network {
     tu_network_peer *peers;  /* by world rank */
     tu_network_group *groups;
     tu_network_kept *orphans; /* for groups that have no side here yet, in the order in which they came */
-    int waiters;              /* threads in tu_network_wait */
+    int callers;              /* threads in an operation: between tu_network_enter and tu_network_leave */
+    uint64_t drives;          /* how often somebody has driven it */
     int sleepers, bell;       /* threads that sleep on the descriptor and on this eventfd */
     bool stirred;             /* something came or left since the last look */
     bool settling;            /* a group has something to send on */
     bool ending, napping;
     pthread_t thread;
-    pthread_cond_t leaving; /* the last waiter left while the thread naps, or the network ends */
+    pthread_cond_t leaving; /* the last caller left while the thread naps, or the network ends */
 };
 
 /* How far a member and this rank are in each other's messages. */

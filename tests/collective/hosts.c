@@ -6,8 +6,11 @@
 #include <math.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <tutti/collective.h>
+#include <tutti/memory.h>
+#include <tutti/peers.h>
 #include <unistd.h>
 
 #include "../harness.h"
@@ -19,13 +22,14 @@
 
 static char url[96];
 static int rank_count;
+static bool plugin_needed = true;
 
 typedef void rank_body(tutti_world *world);
 
 static void run_rank(int rank, rank_body *body) {
     tutti_world *world;
     CHECK_OK(tutti_world_open(TUTTI_OPTIONS(tutti_world_options, .rank = rank, .rank_count = rank_count,
-                                            .store_url = url, .timeout_ns = 60 * TU_SECOND),
+                                            .store_url = url, .timeout_ns = 600 * TU_SECOND),
                               &world));
     body(world);
     CHECK_OK(tutti_world_close(world));
@@ -70,7 +74,7 @@ static bool plugin_there(void) {
 
 /* host_of[r]: the host of rank r. */
 static void on_hosts(const int *host_of, int count, rank_body *body) {
-    if (!plugin_there())
+    if (plugin_needed && !plugin_there())
         SKIP("the plug-in tutti-ucx was not built");
     snprintf(url, sizeof url, "file:///tmp/tutti-test-collective-hosts-%d", (int)getpid());
     rank_count = count;
@@ -517,4 +521,76 @@ static void one_aborts(tutti_world *world) {
 
 TEST(an_abort_reaches_the_other_hosts) {
     on_hosts(two_and_two, 4, one_aborts);
+}
+
+/* ---- what UCX may not do to a program ---- */
+
+static void handler_of_the_program(int number) {
+    (void)number;
+}
+
+/* Functions that UCX's memory hooks would patch. */
+static void copy_code(unsigned char code[3][16]) {
+    void *functions[] = { (void *)(uintptr_t)mmap, (void *)(uintptr_t)munmap, (void *)(uintptr_t)sbrk };
+    for (int i = 0; i < 3; i++)
+        memcpy(code[i], functions[i], sizeof code[i]);
+}
+
+static void leave_the_program_alone(tutti_world *world) {
+    struct sigaction mine = { .sa_handler = handler_of_the_program }, now;
+    unsigned char before[3][16], after[3][16];
+    CHECK(sigaction(SIGSEGV, &mine, NULL) == 0);
+    copy_code(before);
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+    copy_code(after);
+    CHECK(memcmp(before, after, sizeof before) == 0);
+    CHECK(sigaction(SIGSEGV, NULL, &now) == 0 && now.sa_handler == handler_of_the_program);
+    CHECK(sigaction(SIGBUS, NULL, &now) == 0 && now.sa_handler == SIG_DFL);
+    CHECK(getenv("UCX_TLS") == NULL && getenv("UCX_ERROR_SIGNALS") == NULL);
+}
+
+TEST(ucx_sets_no_signal_handlers_and_no_memory_hooks) {
+    if (test_sanitized())
+        SKIP("the sanitizer has handlers and hooks of its own");
+    on_hosts(one_each, 2, leave_the_program_alone);
+}
+
+static void no_plugin(tutti_world *world) {
+    int value = 0;
+    tutti_status status = tutti_all_reduce(tutti_world_group(world), &value, &value, 1, TUTTI_I32, TUTTI_SUM, NULL);
+    CHECK_STATUS(status, TUTTI_ERROR_UNSUPPORTED);
+    CHECK(strstr(tutti_error_message(), "tutti-ucx") != NULL);
+}
+
+TEST(without_the_plugin_the_error_names_it) {
+    char kept[512];
+    snprintf(kept, sizeof kept, "%s", getenv("TUTTI_PLUGIN_PATH") != NULL ? getenv("TUTTI_PLUGIN_PATH") : "");
+    plugin_needed = false;
+    setenv("TUTTI_PLUGIN_PATH", "/nonexistent", 1);
+    on_hosts(one_each, 2, no_plugin);
+    setenv("TUTTI_PLUGIN_PATH", kept, 1);
+    plugin_needed = true;
+}
+
+/* ---- what is not there yet ---- */
+
+static void say_what_is_missing(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    int value = 0;
+    CHECK_STATUS(tutti_send(group, &value, 1, TUTTI_I32, 1 - tutti_world_rank(world), 0, NULL),
+                 TUTTI_ERROR_UNSUPPORTED);
+    CHECK(strstr(tutti_error_message(), "send") != NULL);
+    CHECK_STATUS(tutti_all_reduce(group, &value, &value, 1, TUTTI_I32, TUTTI_SUM,
+                                  TUTTI_OPTIONS(tutti_call, .algorithm = TUTTI_ALGORITHM_TWO_SHOT)),
+                 TUTTI_ERROR_UNSUPPORTED);
+    tutti_memory *memory;
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &memory));
+    CHECK_STATUS(tutti_memory_rendezvous(memory, group, &peers), TUTTI_ERROR_UNSUPPORTED);
+    tutti_memory_release(memory);
+    CHECK_OK(tutti_barrier(group, NULL)); /* nothing of that ended the group */
+}
+
+TEST(what_does_not_work_between_hosts_says_so_and_ends_nothing) {
+    on_hosts(one_each, 2, say_what_is_missing);
 }

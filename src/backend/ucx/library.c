@@ -1,48 +1,84 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loading libucp. Its constructor installs handlers for SIGSEGV and its like; a library has no business there, so what
- * was installed before is put back. Only signals whose handler changed are touched.
+ * Loading libucp. Its constructors install handlers for SIGSEGV and its like and patch mmap and its like in libc, for
+ * caches of registered memory that Tutti does not use. A library has no business there. Only variables of the
+ * environment keep the constructors from it, so the process has another environment while they run: a copy with those
+ * variables, which stays valid for whoever reads it meanwhile; the program's own is not changed. Where the program has
+ * loaded UCX itself, all that is its own business, and stays.
  */
 #include <dlfcn.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "ucx.h"
 
-#define SIGNALS 32 /* those that have names; UCX takes no others */
+static const char *const quiet[] = {
+    "UCX_ERROR_SIGNALS=",          "UCX_HANDLE_ERRORS=none", "UCX_MEM_EVENTS=n",
+    "UCX_MEM_MMAP_HOOK_MODE=none", "UCX_MEM_MALLOC_HOOKS=n", "UCX_MEM_MALLOC_RELOC=n"
+};
+#define QUIET (sizeof quiet / sizeof *quiet)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static tu_ucx_library library;
 static bool loaded; /* under the lock; stays: libucp cannot be unloaded safely */
+static char **lent; /* the environment while libucp was loaded: kept, since somebody may still look at it */
 
-static void remember_handlers(struct sigaction before[SIGNALS]) {
-    memset(before, 0, SIGNALS * sizeof *before);
-    for (int number = 1; number < SIGNALS; number++)
-        (void)sigaction(number, NULL, &before[number]);
+static bool is_loaded(const char *name) {
+    void *handle = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    if (handle != NULL)
+        dlclose(handle);
+    return handle != NULL;
 }
 
-static bool same_handler(const struct sigaction *one, const struct sigaction *other) {
-    return one->sa_handler == other->sa_handler && one->sa_flags == other->sa_flags;
-}
-
-static void restore_handlers(const struct sigaction before[SIGNALS]) {
-    for (int number = 1; number < SIGNALS; number++) {
-        struct sigaction now;
-        if (sigaction(number, NULL, &now) == 0 && !same_handler(&before[number], &now))
-            (void)sigaction(number, &before[number], NULL);
+/* Whether a variable of the program is one of those. */
+static bool is_replaced(const char *variable) {
+    for (size_t i = 0; i < QUIET; i++) {
+        size_t name = strcspn(quiet[i], "=") + 1;
+        if (strncmp(variable, quiet[i], name) == 0)
+            return true;
     }
+    return false;
+}
+
+static char **quiet_environment(void) {
+    size_t count = 0, used = 0;
+    while (environ != NULL && environ[count] != NULL)
+        count++;
+    char **made = calloc(count + QUIET + 1, sizeof *made);
+    for (size_t i = 0; i < count && made != NULL; i++)
+        if (!is_replaced(environ[i]))
+            made[used++] = environ[i];
+    for (size_t i = 0; i < QUIET && made != NULL; i++)
+        made[used++] = (char *)(uintptr_t)quiet[i];
+    return made;
+}
+
+static tutti_status open_library(const tu_backend_host *host, void **handle) {
+    char **own = environ;
+    if (!is_loaded("libucs.so.0")) {
+        if (lent == NULL)
+            lent = quiet_environment();
+        if (lent == NULL)
+            return host->error(TUTTI_ERROR_MEMORY, "out of memory for loading UCX");
+        environ = lent;
+    }
+    *handle = dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL);
+    environ = own;
+    return *handle != NULL ? TUTTI_OK
+                           : host->error(TUTTI_ERROR_NOT_FOUND,
+                                         "libucp.so.0 cannot be loaded (%s): install UCX (Debian: libucx0) on every "
+                                         "host",
+                                         dlerror());
 }
 
 static tutti_status load(const tu_backend_host *host) {
-    struct sigaction before[SIGNALS];
-    remember_handlers(before);
-    void *handle = dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL);
-    restore_handlers(before);
-    if (handle == NULL)
-        return host->error(TUTTI_ERROR_NOT_FOUND,
-                           "libucp.so.0 cannot be loaded (%s): install UCX (Debian: libucx0) on every host", dlerror());
+    void *handle;
+    tutti_status status = open_library(host, &handle);
+    if (status != TUTTI_OK)
+        return status;
     const char *missing = NULL;
 #define FIND(name)                                  \
     *(void **)&library.name = dlsym(handle, #name); \

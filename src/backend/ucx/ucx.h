@@ -40,8 +40,7 @@ typedef struct tu_ucx_library {
 #undef TU_UCX_POINTER
 } tu_ucx_library;
 
-/* Loads it once per process. UCX's signal handlers are taken back before this returns; its memory hooks are never set:
- * they come with caches of registered memory, which the configuration leaves out. */
+/* Loads it once per process, without its signal handlers and memory hooks. */
 tutti_status tu_ucx_load(const tu_backend_host *host, const tu_ucx_library **library);
 
 #endif
