@@ -124,10 +124,12 @@ def start(build, ranks, cpus, folder, versions, wanted):
     contenders, crowded = [], cpus == "-"
 
     def add(name, label, command, environments=None):
-        if not wanted or name in wanted or name == "tutti":
+        if not wanted or name in wanted or name in ("tutti", "floor"):
             contenders.append(Contender(name, label, command, ranks, cpus, environments))
 
     add("tutti", "Tutti", [os.path.join(build, "bin", "tutti"), "run", "-q", "--bind", "none", "-n", str(ranks), os.path.join(build, "bench", "peers", "tutti")])
+    if ranks <= 16:
+        add("floor", "floor", [os.path.join(build, "bin", "tutti"), "run", "-q", "--bind", "none", "-n", str(ranks), os.path.join(build, "bench", "peers", "floor")])
     openmpi = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
     compiler = shutil.which("mpicc.openmpi") or shutil.which("mpicc")
     if openmpi and compiler and "Open MPI" in first_line(openmpi, "--version") + first_line("ompi_info", "--version"):
@@ -174,11 +176,16 @@ def rows_of(quick):
 def competitors(row, contenders):
     """(name of the column, contender, buffers)"""
     operation, dtype = row[0], row[1]
-    tutti = contenders[0]
+    tutti, others = contenders[0], [c for c in contenders[1:] if c.name != "floor" or has_floor(row)]
     if operation == "barrier":
-        return [("tutti", tutti, "private")] + [(c.name, c, "private") for c in contenders[1:]]
+        return [("tutti", tutti, "private")] + [(c.name, c, "private") for c in others]
     mine = [("tutti_symmetric", tutti, "symmetric"), ("tutti_private", tutti, "private")]
-    return mine + ([(c.name, c, "private") for c in contenders[1:]] if dtype == "f32" else [])
+    return mine + ([(c.name, c, "private") for c in others] if dtype == "f32" else [])
+
+
+def has_floor(row):
+    """Which rows have a floor: short ones. How long data is moved best is a matter of caches, which floor.c knows nothing of; copies are their limit."""
+    return row[2] <= (64 if row[0] == "exchange" else 4 * KIB)
 
 
 def command(row, buffers, measurements, batch, check):
@@ -244,10 +251,12 @@ def median(values):
 
 
 def show(row, ranks, found):
-    peers = {name: median(one["rounds"]) for name, one in found.items() if not name.startswith(("tutti", "copy"))}
+    peers = {name: median(one["rounds"]) for name, one in found.items() if not name.startswith(("tutti", "copy", "floor"))}
     best = min(peers.values()) if peers else None
     text = " ".join(f"{name} {median(one['rounds']) / 1e3:.2f}" for name, one in found.items())
     ratios = " ".join(f"{name[6:] or name} {median(one['rounds']) / best:.2f}" for name, one in found.items() if name.startswith("tutti")) if best else ""
+    if best and "floor" in found:
+        ratios += f" floor {median(found['floor']['rounds']) / best:.2f}"
     wrong = [name for name, one in found.items() if one["wrong"] > 0]
     print(f"{ranks} ranks {' '.join(map(str, row))}: {text} us | ratio {ratios}{' WRONG ' + ','.join(wrong) if wrong else ''}", flush=True)
 

@@ -37,7 +37,7 @@ def figure(one):
 
 
 def is_peer(name):
-    return not name.startswith(("tutti", "copy"))
+    return not name.startswith(("tutti", "copy", "floor"))
 
 
 def best_peer(row):
@@ -64,7 +64,7 @@ def label(document, name):
 
 def table(document, rows, first_column):
     """One row per size: everyone's median with the range over the rounds, then Tutti's ratio to the best peer."""
-    names = [name for name in rows[0]["results"] if not name.startswith("copy")]
+    names = [name for name in rows[0]["results"] if not name.startswith(("copy", "floor"))]
     lines = ["| " + " | ".join([first_column, *[label(document, name) for name in names], "symmetric / best", "private / best"]) + " |",
              "|" + "---|" * (len(names) + 3)]
     for row in rows:
@@ -200,6 +200,26 @@ def limit_part(document, ranks):
     return head
 
 
+def floor_part(document, ranks):
+    """What floor.c needs: the flags and copies that nobody can do without, and no more."""
+    lines = []
+    for row in document["rows"]:
+        results, (_, best) = row["results"], best_peer(row)
+        mine = [name for name in ("tutti", "tutti_symmetric", "tutti_private") if name in results]
+        if row["ranks"] != ranks or "floor" not in results or not mine or not best:
+            continue
+        floor = median(results["floor"]["rounds"])
+        what = row["operation"] + (f", {size_text(row['bytes'])}" if row["bytes"] else "")
+        lines.append(f"| {what}, {row['mode']}, {row['state']} | {figure(results['floor'])} | {floor / best:.2f} | "
+                     f"{median(results[mine[-1]]['rounds']) / floor:.2f} |")
+    if not lines:
+        return []
+    return ["#### Next to the floor", "",
+            "The floor is `bench/peers/floor.c`: each operation by the cache lines and copies through shared memory that two processes cannot do without, on private buffers, with no "
+            "check, number, deadline, recorder or look at who lives; in the same turns. Tutti's column is that of private buffers.", "",
+            "| operation | floor | floor / best peer | Tutti / floor |", "|---|---|---|---|", *lines, ""]
+
+
 def small_types_part(document, ranks):
     lines = []
     for row in pick(document, operation="all_reduce", mode="isolated", state="dirty", ranks=ranks):
@@ -272,7 +292,7 @@ def chapter(document, docs, stem):
     full = sorted({row["ranks"] for row in document["rows"] if row["operation"] == "all_reduce" and row["mode"] == "isolated"})
     for ranks in full:
         lines += [f"### All-reduce, f32 sum, {ranks} ranks", "", *barrier_part(document, ranks), *all_reduce_part(document, ranks, docs, stem),
-                  *limit_part(document, ranks), *small_types_part(document, ranks), *others_part(document, ranks)]
+                  *limit_part(document, ranks), *floor_part(document, ranks), *small_types_part(document, ranks), *others_part(document, ranks)]
     return lines + growth_part(document, full)
 
 

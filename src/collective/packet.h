@@ -28,30 +28,27 @@ typedef enum tu_packet_kind {
 } tu_packet_kind;
 
 #define TU_PACKETS 4
-#define TU_PACKET_BYTES 80
+#define TU_PACKET_BYTES 80 /* of data that a packet has room for at most; the contract of tutti_recv names it */
 
+/* A message of up to 32 bytes is one line with its header: so only what every packet has stands before the data. */
 typedef struct tu_packet {
     _Alignas(TU_LINE) _Atomic uint64_t number; /* from 1, in order; released by the sender */
-    uint32_t kind;
+    uint64_t message;                          /* the sender's number of the message */
+    uint64_t bytes;                            /* of the message, or of this fragment */
     int32_t tag;
-    uint64_t message; /* the sender's number of the message */
-    uint64_t bytes;   /* of the message, or of this fragment */
-    uint64_t offset;  /* of this fragment, or in the symmetric block */
-    uint32_t index;   /* of the symmetric block, or of the fragment; 0 none */
-    uint32_t dtype;
-    unsigned char payload[TU_PACKET_BYTES];
+    uint16_t kind;
+    uint16_t dtype;
+    union {
+        unsigned char payload[TU_LINE - 32]; /* of a short message */
+        struct {
+            uint64_t offset;   /* of this fragment, or in the symmetric block */
+            uint32_t index;    /* of the symmetric block, or of the fragment; 0 none */
+            uint32_t fragment; /* of a longer message: the one with its data, from 1; 0: none */
+        };
+    };
 } tu_packet;
 _Static_assert(sizeof(tu_packet) == TU_LINE, "a packet is one pair of lines");
-
-/* The fragment with the data of a longer message, from 1; 0: none. It lies where a short one has its data. */
-static inline uint32_t tu_packet_fragment(const tu_packet *packet) {
-    uint32_t fragment;
-    memcpy(&fragment, packet->payload, sizeof fragment);
-    return fragment;
-}
-static inline void tu_packet_set_fragment(tu_packet *packet, uint32_t fragment) {
-    memcpy(packet->payload, &fragment, sizeof fragment);
-}
+_Static_assert(TU_PACKET_BYTES <= TU_LINE - 32, "a short message lies in its packet");
 
 /* From one rank to another. */
 typedef struct tu_channel {

@@ -117,7 +117,7 @@ static unsigned char *resolve(const tu_messages *messages, int peer, uint32_t in
 
 /* A message whose data lies in a fragment of its sender's. */
 static void read_fragment(tu_messages *messages, tu_request *request, int source, const tu_packet *packet) {
-    uint32_t fragment = tu_packet_fragment(packet);
+    uint32_t fragment = packet->fragment;
     if (fragment > TU_AREA_FRAGMENTS || packet->bytes > messages->channels.fragment_bytes) {
         fail(messages, request, "a fragment that its message does not have");
         return;
@@ -144,7 +144,7 @@ static void found_message(tu_messages *messages, tu_request *request, int source
         if (packet->bytes != 0)
             strided_scatter(task, payload, 0, packet->bytes);
         finish(messages, request);
-    } else if (tu_packet_fragment(packet) != 0) {
+    } else if (packet->fragment != 0) {
         read_fragment(messages, request, source, packet);
     } else {
         bool outside = false;
@@ -195,7 +195,7 @@ static bool take_message(tu_messages *messages, int source, const tu_packet *pac
     if (packet->bytes <= TU_PACKET_BYTES)
         memcpy(early->packet.payload, payload, packet->bytes);
     else
-        tu_packet_set_fragment(&early->packet, 0); /* its sender's again: the receive will ask for the data */
+        early->packet.fragment = 0; /* its sender's again: the receive will ask for the data */
     *messages->early_end = early;
     messages->early_end = &early->next;
     messages->early_count[source]++;
@@ -247,14 +247,14 @@ static void take_fragment(tu_messages *messages, int source, const tu_packet *pa
 
 /* What a packet says, read once: whoever writes garbage into shared memory may do so between a check and a use. */
 static void read_packet(const volatile tu_packet *shared, tu_packet *packet) {
-    packet->kind = shared->kind;
-    packet->tag = shared->tag;
     packet->message = shared->message;
     packet->bytes = shared->bytes;
+    packet->tag = shared->tag;
+    packet->kind = shared->kind;
+    packet->dtype = shared->dtype;
     packet->offset = shared->offset;
     packet->index = shared->index;
-    packet->dtype = shared->dtype;
-    tu_packet_set_fragment(packet, *(const volatile uint32_t *)(const volatile void *)shared->payload);
+    packet->fragment = shared->fragment;
 }
 
 static bool take_packet(tu_messages *messages, int source, const tu_packet *shared) {
@@ -339,7 +339,7 @@ static bool post_message(tu_messages *messages, tu_request *request) {
         packet->offset = found.offset;
         if (found.index == 0)
             fragment = fill_ahead(messages, request);
-        tu_packet_set_fragment(packet, (uint32_t)(fragment + 1));
+        packet->fragment = (uint32_t)(fragment + 1);
     }
     request->state = TU_REQUEST_WAITING;
     uint64_t number = tu_packet_post(&messages->channels, packet, request->peer);

@@ -245,23 +245,21 @@ static inline bool runs(const entry *e) {
     return stamp != 0 && atomic_load_explicit(&e->end_stamp, memory_order_relaxed) != stamp;
 }
 
-/* Places ahead whose lines are fetched, so that those who record do not wait for them. */
-#define AHEAD 4
-
 static inline entry *next_place(const tu_recorder *recorder, uint64_t *id) {
     *id = atomic_fetch_add_explicit(&recorder->memory->last_id, 1, memory_order_relaxed) + 1;
     return entry_of(recorder, *id);
 }
 
-/* Takes the next place and fills it; the caller makes it visible by its stamp. */
-static inline entry *fill(const tu_recorder *recorder, const tu_operation_info *info, uint64_t began, uint64_t *id) {
+/* Takes the next place; the odd stamp says that it is being filled. */
+static inline entry *take_place(const tu_recorder *recorder, uint64_t *id) {
     entry *e = next_place(recorder, id);
     for (int step = 0; step < STEPS_OVER && runs(e); step++)
         e = next_place(recorder, id);
-    const entry *ahead = entry_of(recorder, *id + AHEAD);
-    tu_prefetch_for_write(&ahead->stamp);
-    tu_prefetch_for_write(&ahead->thread);
     atomic_store_explicit(&e->stamp, 2 * *id + 1, memory_order_relaxed);
+    return e;
+}
+
+static inline void fill(entry *e, const tu_operation_info *info, uint64_t began) {
     put(&e->created, began);
     put(&e->group_key, info->group_key);
     put(&e->sequence, info->sequence);
@@ -271,8 +269,8 @@ static inline entry *fill(const tu_recorder *recorder, const tu_operation_info *
     uint32_t what = info->operation | (uint32_t)info->dtype << 8 | (uint32_t)info->reduction << 16 |
                     (uint32_t)info->algorithm << 24;
     put(&e->tag_and_what, pair((uint32_t)info->tag, what));
+    put(&e->thread, self.thread);
     put(&e->executor, info->executor);
-    return e;
 }
 
 uint64_t tu_record_time(const tu_recorder *recorder) {
@@ -283,15 +281,22 @@ uint64_t tu_record_begin_at(const tu_recorder *recorder, const tu_operation_info
     if (TUTTI_BARE)
         return 1;
     uint64_t id;
-    entry *e = fill(recorder, info, began, &id);
     (void)shard_of(recorder); /* for the thread's id */
-    put(&e->thread, self.thread);
+    entry *e = take_place(recorder, &id);
+    fill(e, info, began);
     put(&e->stamp, 2 * id);
     return id;
 }
 
 uint64_t tu_record_begin(const tu_recorder *recorder, const tu_operation_info *info) {
-    return TUTTI_BARE ? 1 : tu_record_begin_at(recorder, info, ticks_now(recorder));
+    if (TUTTI_BARE)
+        return 1;
+    uint64_t id;
+    (void)shard_of(recorder);
+    entry *e = take_place(recorder, &id);
+    fill(e, info, ticks_now(recorder));
+    put(&e->stamp, 2 * id);
+    return id;
 }
 
 /* The entry of a ticket, or NULL when a newer operation took its place. */
@@ -357,14 +362,20 @@ void tu_record_end(const tu_recorder *recorder, uint64_t ticket, tutti_status st
     put(&e->end_stamp, 2 * ticket);
 }
 
+/* How many places ahead the lines are fetched, so that a batch of messages does not wait for them. */
+#define AHEAD 4
+
 void tu_record_past(const tu_recorder *recorder, const tu_operation_info *info, uint64_t began, uint64_t ended,
                     uint64_t bytes) {
     if (TUTTI_BARE)
         return;
     uint64_t id;
-    entry *e = fill(recorder, info, began, &id);
     uint32_t shard = shard_of(recorder);
-    put(&e->thread, self.thread);
+    entry *e = take_place(recorder, &id);
+    const entry *ahead = entry_of(recorder, id + AHEAD);
+    tu_prefetch_for_write(&ahead->stamp);
+    tu_prefetch_for_write(&ahead->thread);
+    fill(e, info, began);
     put(&e->ended, ended);
     put(&e->status, TUTTI_OK);
     count(recorder, shard, info->operation, info->algorithm, bytes, ended - began, false);

@@ -93,7 +93,7 @@ static void send_bad_place(tutti_world *world, void *argument) {
     if (tutti_group_rank(group) == 0) {
         tu_packet *packet = forge(group, 1, TU_PACKET_MESSAGE);
         packet->bytes = bad[1];
-        tu_packet_set_fragment(packet, (uint32_t)bad[0]);
+        packet->fragment = (uint32_t)bad[0];
         /* Not before the receive waits: a message that came early is asked for again. */
         CHECK_OK(tutti_barrier(group, NULL));
         post(packet, 1);
