@@ -128,8 +128,9 @@ def start(build, ranks, cpus, folder, versions, wanted):
             contenders.append(Contender(name, label, command, ranks, cpus, environments))
 
     add("tutti", "Tutti", [os.path.join(build, "bin", "tutti"), "run", "-q", "--bind", "none", "-n", str(ranks), os.path.join(build, "bench", "peers", "tutti")])
-    if ranks <= 16:
-        add("floor", "floor", [os.path.join(build, "bin", "tutti"), "run", "-q", "--bind", "none", "-n", str(ranks), os.path.join(build, "bench", "peers", "floor")])
+    floor = os.path.join(build, "bench", "peers", "floor")
+    if ranks <= 16 and os.path.exists(floor):
+        add("floor", "floor", [os.path.join(build, "bin", "tutti"), "run", "-q", "--bind", "none", "-n", str(ranks), floor])
     openmpi = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
     compiler = shutil.which("mpicc.openmpi") or shutil.which("mpicc")
     if openmpi and compiler and "Open MPI" in first_line(openmpi, "--version") + first_line("ompi_info", "--version"):
