@@ -36,6 +36,11 @@ says() { # a sentence, what must be printed, then a command
     report "$sentence" $status "$output"
 }
 
+installs_no_tests() { # whatever builds what is installed names no source of a test, bench or example
+    ! ninja -C "$TEST_BUILD" -t commands tutti_installed | grep -E -- "-c $TEST_SOURCE/(tests|bench|examples)/"
+}
+[ ! -f "$TEST_BUILD/build.ninja" ] || proves "what is installed is built without tests, benches and examples" installs_no_tests
+
 proves "it installs into a prefix given late" cmake --install "$TEST_BUILD" --prefix "$prefix"
 cp "$TEST_BUILD/install_manifest.txt" "$folder/manifest"
 libraries=$(dirname "$(find "$prefix" -name libtutti.a)")
