@@ -49,9 +49,10 @@ bool tu_auth_available(void) {
 
 tutti_status tu_auth_proof(const tu_secret *secret, tu_auth_role role, const uint8_t client_nonce[TU_AUTH_BYTES],
                            const uint8_t server_nonce[TU_AUTH_BYTES], uint8_t proof[TU_AUTH_BYTES]) {
-    static const char roles[2][24] = {
-        [TU_AUTH_SERVER] = "tutti store 1 server", [TU_AUTH_CLIENT] = "tutti store 1 client"
-    };
+    static const char roles[4][24] = { [TU_AUTH_SERVER] = "tutti store 1 server",
+                                       [TU_AUTH_CLIENT] = "tutti store 1 client",
+                                       [TU_AUTH_HUB] = "tutti agents 1 hub",
+                                       [TU_AUTH_AGENT] = "tutti agents 1 agent" };
     crypto_generichash_state state;
     if (sodium_init() < 0 || crypto_generichash_init(&state, secret->data, secret->bytes, TU_AUTH_BYTES) != 0 ||
         crypto_generichash_update(&state, (const uint8_t *)roles[role], sizeof roles[role]) != 0 ||

@@ -33,8 +33,10 @@ typedef struct tu_secret {
 } tu_secret;
 
 typedef enum tu_auth_role {
-    TU_AUTH_SERVER,
-    TU_AUTH_CLIENT
+    TU_AUTH_SERVER, /* of a store */
+    TU_AUTH_CLIENT,
+    TU_AUTH_HUB, /* of launchers (hosts/link.h) */
+    TU_AUTH_AGENT
 } tu_auth_role;
 
 /* Copies the secret; its length must fit. `data` NULL: none. */
