@@ -28,6 +28,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "hosts/news.h"
 #include "job/dump.h"
 #include "job/inspect.h"
 #include "job/recorder.h"
@@ -54,6 +55,8 @@ typedef struct guardian {
     tu_job_list jobs;  /* of the ranks, mapped for publishing */
     bool *unpublished; /* [rank]: ended, and its status is in no slot yet */
     int64_t publish_at, decide_by, look_at, terminate_at, kill_at, find_at, find_every;
+    int64_t listen_at; /* when to look next whether the launcher lives; NEVER on one host */
+    int silences;      /* looks in a row that found it silent: one may be late itself */
     int last_signal;
     int64_t last_signal_at;
     int refills; /* newcomers started so far */
@@ -65,7 +68,7 @@ typedef struct guardian {
 typedef struct start {
     const run_plan *plan;
     int rank;
-    int secret;
+    int secret, news;
     pid_t guardian;
     int error; /* written by the child: it shares our memory until it has called exec */
 } start;
@@ -91,9 +94,10 @@ static int start_child(void *argument) {
     if (getppid() != s->guardian)
         _exit(127);
     setpgid(0, 0); /* so that a signal reaches the rank and what it started, once */
-    if (dup2(s->rank == 0 ? plan->input : open("/dev/null", O_RDONLY | O_CLOEXEC), 0) < 0 ||
+    bool reads = s->rank + plan->options->first_rank == 0;
+    if (dup2(reads ? plan->input : open("/dev/null", O_RDONLY | O_CLOEXEC), 0) < 0 ||
         dup2(plan->pipes[2 * s->rank][1], 1) < 0 || dup2(plan->pipes[2 * s->rank + 1][1], 2) < 0 ||
-        (s->secret >= 0 && dup2(s->secret, RUN_SECRET_FD) < 0))
+        (s->secret >= 0 && dup2(s->secret, RUN_SECRET_FD) < 0) || (s->news >= 0 && dup2(s->news, RUN_NEWS_FD) < 0))
         goto failed;
     if (plan->bindings != NULL &&
         sched_setaffinity(0, sizeof plan->bindings->cpus, (const cpu_set_t *)plan->bindings[s->rank].cpus) != 0)
@@ -107,11 +111,17 @@ failed:
     _exit(127);
 }
 
-/* An own description of the secret, so that every rank reads it from its beginning. */
-static int open_secret(const run_plan *plan) {
+/* An own description of the secret, so that every rank reads it from its beginning, and of the news, so that no rank
+ * can write them. Above the descriptors that ranks inherit. */
+static int open_again(int descriptor) {
     char path[64];
-    snprintf(path, sizeof path, "/proc/self/fd/%d", plan->secret);
-    return plan->secret < 0 ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
+    int low = descriptor < 0 ? -1 : open(path, O_RDONLY | O_CLOEXEC);
+    if (low < 0)
+        return -1;
+    int high = fcntl(low, F_DUPFD_CLOEXEC, RUN_NEWS_FD + 1);
+    close(low);
+    return high;
 }
 
 /* newcomer: the how-manieth to take a dead one's place; 0: the first of this rank. Returns the pid, or -1 with errno.
@@ -120,16 +130,18 @@ static pid_t start_rank(const run_plan *plan, int rank, unsigned newcomer) {
     static const char *const names[4] = { "RANK", "LOCAL_RANK", "TUTTI_RANK", "TUTTI_LOCAL_RANK" };
     static _Alignas(16) char stack[256 << 10];
     for (int i = 0; i < 4; i++)
-        sprintf(plan->rank_variables[i], "%s=%d", names[i], rank);
+        sprintf(plan->rank_variables[i], "%s=%d", names[i], rank + (i % 2 == 0 ? plan->options->first_rank : 0));
     if (plan->refill_variable != NULL)
         sprintf(plan->refill_variable, "TUTTI_REFILL=%u", newcomer);
-    start s = { plan, rank, open_secret(plan), getpid(), 0 };
-    if (plan->secret >= 0 && s.secret < 0)
+    start s = { plan, rank, open_again(plan->secret), open_again(plan->news), getpid(), 0 };
+    if ((plan->secret >= 0 && s.secret < 0) || (plan->news >= 0 && s.news < 0))
         return -1;
     pid_t pid = clone(start_child, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, &s);
     int error = pid < 0 ? errno : s.error;
     if (s.secret >= 0)
         close(s.secret);
+    if (s.news >= 0)
+        close(s.news);
     if (pid > 0 && error != 0)
         waitpid(pid, NULL, 0);
     errno = error;
@@ -138,6 +150,8 @@ static pid_t start_rank(const run_plan *plan, int rank, unsigned newcomer) {
 
 static void wake_launcher(const guardian *g) {
     (void)send(g->launcher, "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* full: it has been woken already */
+    if (g->plan->woken >= 0)
+        (void)!write(g->plan->woken, &(uint64_t){ 1 }, sizeof(uint64_t));
 }
 
 static bool start_all(guardian *g) {
@@ -209,6 +223,7 @@ static void decide_first(guardian *g) {
     g->decide_by = g->look_at = NEVER;
     if (!g->plan->options->survive && g->terminate_at == NEVER) /* not before it is known why */
         g->terminate_at = tu_deadline(g->plan->options->grace_ns);
+    atomic_store_explicit(&g->state->first_suffered, first >= 0 && suffered(g, first), memory_order_relaxed);
     atomic_store_explicit(&g->state->first_failure, (uint32_t)first + 1, memory_order_release);
     wake_launcher(g);
 }
@@ -285,15 +300,17 @@ static void note_end(guardian *g, int rank, int wait_status, int64_t now) {
     g->running--;
     g->unpublished[rank] = true;
     if (wait_status == 0) { /* most such ranks closed their world, so the others are not in a hurry */
+        if (g->plan->page != NULL)
+            wake_launcher(g);
         if (g->publish_at == NEVER)
             g->publish_at = now + PUBLISH_LATER_NS;
         return;
     }
     publish(g);
-    if (atomic_load_explicit(&g->state->first_failure, memory_order_relaxed) != 0) {
-        wake_launcher(g);
+    if (g->plan->page != NULL || atomic_load_explicit(&g->state->first_failure, memory_order_relaxed) != 0)
+        wake_launcher(g); /* other hosts are told at once */
+    if (atomic_load_explicit(&g->state->first_failure, memory_order_relaxed) != 0)
         return;
-    }
     if (g->decide_by == NEVER)
         g->decide_by = now + DECIDE_NS;
     g->look_at = now;
@@ -352,6 +369,12 @@ static void forward(guardian *g) {
     if (count != sizeof signal_number)
         return;
     int64_t now = tu_clock_now();
+    if (signal_number == RUN_STOP) {
+        g->ending = true;
+        if (g->terminate_at == NEVER && g->kill_at == NEVER)
+            g->terminate_at = tu_deadline(g->plan->options->grace_ns);
+        return;
+    }
     bool ends =
         signal_number == SIGINT || signal_number == SIGTERM || signal_number == SIGQUIT || signal_number == SIGHUP;
     if (ends && signal_number == g->last_signal && now - g->last_signal_at < TWICE_NS) {
@@ -434,15 +457,27 @@ int kill_descendants(void) {
 
 static int64_t earliest(const guardian *g) {
     int64_t first = g->publish_at;
-    const int64_t others[] = { g->look_at, g->terminate_at, g->kill_at, g->find_at };
+    const int64_t others[] = { g->look_at, g->terminate_at, g->kill_at, g->find_at, g->listen_at };
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (others[i] < first)
             first = others[i];
     return first;
 }
 
+/* Over several hosts the launcher's thread must say that it lives, or the other hosts have given this one up. One that
+ * is stopped says nothing: the ranks must not go on without the others for ever. */
+static void listen_for_launcher(guardian *g, int64_t now) {
+    if (g->plan->page == NULL || now < g->listen_at)
+        return;
+    g->listen_at = now + g->plan->silence_ns / 2;
+    g->silences = tu_news_silence(g->plan->page) > g->plan->silence_ns ? g->silences + 1 : 0;
+    if (g->silences > 2)
+        lost_launcher();
+}
+
 static void keep_time(guardian *g) {
     int64_t now = tu_clock_now();
+    listen_for_launcher(g, now);
     if (now >= g->publish_at)
         publish(g);
     if (now >= g->find_at) {
@@ -483,7 +518,8 @@ static void wait_for_something(guardian *g) {
 /* Else the ends of pipes would never be seen, and the store would seem to live after its launcher. */
 static void close_what_is_not_ours(const run_plan *plan) {
     bool refill = plan->options->refill > 0; /* newcomers need them, so they stay until the guardian ends */
-    close(plan->store);
+    if (plan->store >= 0)
+        close(plan->store);
     for (int i = 0; i < 2 * plan->options->ranks; i++) {
         close(plan->pipes[i][0]);
         if (!refill)
@@ -493,11 +529,14 @@ static void close_what_is_not_ours(const run_plan *plan) {
         close(plan->input);
     if (plan->secret >= 0 && !refill)
         close(plan->secret);
+    if (plan->news >= 0)
+        close(plan->news);
 }
 
 _Noreturn void guardian_main(const run_plan *plan, run_state *state, int launcher) {
     guardian g = { .plan = plan, .state = state, .ranks = plan->options->ranks, .launcher = launcher };
     g.publish_at = g.decide_by = g.look_at = g.terminate_at = g.kill_at = g.find_at = NEVER;
+    g.listen_at = plan->page != NULL ? tu_deadline(plan->silence_ns) : NEVER;
     if (plan->log_dir != NULL)
         g.find_at = tu_deadline(g.find_every = FIND_FIRST_NS);
     prctl(PR_SET_NAME, "tutti-guardian");

@@ -38,7 +38,7 @@ typedef struct stream {
 } stream;
 
 struct output {
-    int ranks;
+    int ranks, first_rank;
     bool tagged;
     bool coloured[2];
     bool terminal[2];
@@ -131,6 +131,7 @@ output *output_open(const run_options *options, int (*pipes)[2], int signals, bo
         return NULL;
     }
     out->ranks = options->ranks;
+    out->first_rank = options->first_rank;
     out->tagged = !options->quiet;
     out->open_line = -1;
     out->signals = signals;
@@ -146,7 +147,7 @@ output *output_open(const run_options *options, int (*pipes)[2], int signals, bo
         fcntl(pipes[i][0], F_SETFL, O_NONBLOCK);
         if (options->log_dir == NULL)
             continue;
-        out->streams[i].log = open_log(options->log_dir, i / 2, i % 2 == 0 ? "out" : "err");
+        out->streams[i].log = open_log(options->log_dir, options->first_rank + i / 2, i % 2 == 0 ? "out" : "err");
         if (out->streams[i].log < 0) {
             output_close(out);
             return NULL;
@@ -197,7 +198,7 @@ static void begin_piece(output *out, int index) {
         out->open_line = -1;
     }
     if (out->tagged)
-        put_tag(out, index / 2, index % 2);
+        put_tag(out, out->first_rank + index / 2, index % 2);
 }
 
 /* The rest of a line: what was kept and not shown, then `data`; ends it. */

@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
@@ -29,6 +30,7 @@
 
 #include <tutti/store.h>
 
+#include "agent.h"
 #include "base/clock.h"
 #include "base/settings.h"
 #include "tool.h"
@@ -42,7 +44,7 @@
 static const char help_text[] =
     "Usage: tutti run [OPTION…] PROGRAM [ARGUMENT…]\n"
     "\n"
-    "Starts PROGRAM as several ranks on this host and waits for all of them. Their output comes line\n"
+    "Starts PROGRAM as several ranks and waits for all of them. Their output comes line\n"
     "by line, tagged with the rank. When a rank fails, it is named first, with its pid and its exit\n"
     "status or signal; the others get a moment to end by themselves and are then stopped. Whatever\n"
     "happens to this command, nothing it started survives it.\n"
@@ -61,6 +63,20 @@ static const char help_text[] =
     "the\n"
     "                       newcomer takes its place when the others call tutti_group_refill\n"
     "\n"
+    "On several hosts, one command for all, which starts one launcher per host:\n"
+    "      --hosts A:4,B:4  hosts and their ranks; -n for those that say none\n"
+    "      --rsh COMMAND    how to run a command on a host: COMMAND HOST COMMAND-LINE; default ssh\n"
+    "or one command per host, each with all of these and its own -n:\n"
+    "      --nodes N        how many hosts\n"
+    "      --node I         which one this is, from 0; ranks are numbered host by host\n"
+    "      --meet HOST:PORT where the launcher of node 0 is reached\n"
+    "      --secret-file F  the job's secret, 16 to 64 bytes, the same on all hosts, readable by you alone. Without "
+    "one\n"
+    "                       hosts meet on loopback only, or on a network that TUTTI_TRUST_NETWORK=1 trusts\n"
+    "A host whose launcher ends, or says nothing for TUTTI_HOST_TIMEOUT, is lost: that is a failure, or with "
+    "--survive\n"
+    "the others go on when at least half of the ranks are left with node 0's launcher.\n"
+    "\n"
     "Rank 0 gets the standard input. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and\n"
     "SIGCONT are passed on, each once; the same one twice within a second kills.\n"
     "\n"
@@ -77,12 +93,35 @@ const tool_command tool_run = { "run", "start a program as several ranks", help_
 
 /* ---- arguments ---- */
 
+/* Options about hosts that do not fit each other. */
+static int check_hosts(const run_options *options) {
+    bool by_node = options->nodes > 0 || options->node >= 0 || options->meet != NULL || options->secret_file != NULL;
+    if (options->hosts != NULL && by_node)
+        return tool_usage(&tool_run, "--hosts starts the launchers of all hosts itself: leave --nodes, --node, --meet "
+                                     "and --secret-file out");
+    if (options->rsh != NULL && options->hosts == NULL)
+        return tool_usage(&tool_run, "--rsh goes with --hosts");
+    if ((options->hosts != NULL || by_node) && options->refill > 0)
+        return tool_usage(&tool_run, "--refill starts newcomers on one host alone; on several use --survive");
+    if (!by_node)
+        return 0;
+    if (options->nodes == 0 || options->node < 0 || options->meet == NULL)
+        return tool_usage(&tool_run, "several hosts need --nodes N, --node I and --meet HOST:PORT on each of them");
+    if (options->node >= options->nodes)
+        return tool_usage(&tool_run, "--node %d: with --nodes %d it must be 0 to %d", options->node, options->nodes,
+                          options->nodes - 1);
+    return 0;
+}
+
 static int parse_arguments(int argc, char **argv, run_options *options) {
     static const struct option longs[] = {
         { "ranks", required_argument, NULL, 'n' },   { "bind", required_argument, NULL, 'b' },
         { "show-binding", no_argument, NULL, 's' },  { "quiet", no_argument, NULL, 'q' },
         { "log-dir", required_argument, NULL, 'l' }, { "grace", required_argument, NULL, 'g' },
         { "survive", no_argument, NULL, 'v' },       { "refill", required_argument, NULL, 'r' },
+        { "nodes", required_argument, NULL, 'N' },   { "node", required_argument, NULL, 'I' },
+        { "meet", required_argument, NULL, 'm' },    { "secret-file", required_argument, NULL, 'S' },
+        { "hosts", required_argument, NULL, 'H' },   { "rsh", required_argument, NULL, 'R' },
         { "help", no_argument, NULL, 'h' },          { 0 }
     };
     int option;
@@ -128,6 +167,28 @@ static int parse_arguments(int argc, char **argv, run_options *options) {
             options->refill = (int)number;
             options->survive = true;
             break;
+        case 'N':
+            if (tu_parse_integer(optarg, &number) || number < 1 || number > MAX_RANKS)
+                return tool_usage(&tool_run, "--nodes %s: the number of hosts must be from 1 to %d", optarg, MAX_RANKS);
+            options->nodes = (int)number;
+            break;
+        case 'I':
+            if (tu_parse_integer(optarg, &number) || number < 0 || number >= MAX_RANKS)
+                return tool_usage(&tool_run, "--node %s: hosts are numbered from 0", optarg);
+            options->node = (int)number;
+            break;
+        case 'm':
+            options->meet = optarg;
+            break;
+        case 'S':
+            options->secret_file = optarg;
+            break;
+        case 'H':
+            options->hosts = optarg;
+            break;
+        case 'R':
+            options->rsh = optarg;
+            break;
         case 'h':
             fputs(help_text, stdout);
             return 0;
@@ -138,6 +199,9 @@ static int parse_arguments(int argc, char **argv, run_options *options) {
         }
     }
     options->program = argv + optind;
+    int wrong = check_hosts(options);
+    if (wrong != 0)
+        return wrong;
     if (options->program[0] == NULL && !options->show_binding)
         return tool_usage(&tool_run, "which program? tutti run -n %d ./program",
                           options->ranks > 0 ? options->ranks : 4);
@@ -187,7 +251,7 @@ static int find_program(const char *name, char *path, size_t bytes) {
 
 /* A port that nobody uses now, below the range from which the kernel takes ports for connections, so that it stays
  * free until PyTorch's rank 0 binds it. */
-static int free_port(void) {
+int run_free_port(void) {
     for (int attempt = 0; attempt < 64; attempt++) {
         uint16_t random;
         if (getrandom(&random, sizeof random, 0) != sizeof random)
@@ -206,10 +270,11 @@ static int free_port(void) {
 
 /* Variables that we set, and those of another launcher that would contradict them. */
 static bool replaced(const char *variable) {
-    static const char *const ours[] = { "TUTTI_RANK",  "TUTTI_SIZE",      "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_SIZE",
-                                        "TUTTI_STORE", "TUTTI_SECRET_FD", "TUTTI_REFILL",     "RANK",
-                                        "WORLD_SIZE",  "LOCAL_RANK",      "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-                                        "MASTER_PORT", "GROUP_RANK",      "ROLE_RANK",        "ROLE_WORLD_SIZE" };
+    static const char *const ours[] = { "TUTTI_RANK",  "TUTTI_SIZE",       "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_SIZE",
+                                        "TUTTI_STORE", "TUTTI_SECRET_FD",  "TUTTI_REFILL",     "RANK",
+                                        "TUTTI_NODE",  "TUTTI_NODES",      "TUTTI_NEWS_FD",    "WORLD_SIZE",
+                                        "LOCAL_RANK",  "LOCAL_WORLD_SIZE", "MASTER_ADDR",      "MASTER_PORT",
+                                        "GROUP_RANK",  "ROLE_RANK",        "ROLE_WORLD_SIZE" };
     size_t length = strcspn(variable, "=");
     if (strncmp(variable, "TORCHELASTIC_", 13) == 0)
         return true;
@@ -232,7 +297,14 @@ static bool add_variable(run_plan *plan, size_t *used, const char *format, ...) 
     return made;
 }
 
-static bool build_environment(run_plan *plan, const char *store) {
+typedef struct job_variables {
+    int size, nodes, node; /* 0 nodes: one host */
+    const char *store, *master;
+    int master_port;
+    bool secret;
+} job_variables;
+
+static bool build_environment(run_plan *plan, const job_variables *job) {
     extern char **environ;
     static const char *const rank_names[4] = { "RANK", "LOCAL_RANK", "TUTTI_RANK", "TUTTI_LOCAL_RANK" };
     size_t count = 0, used = 0;
@@ -252,14 +324,20 @@ static bool build_environment(run_plan *plan, const char *store) {
         complete = add_variable(plan, &used, "TUTTI_REFILL=%d", MAX_RANKS * 10);
         plan->refill_variable = complete ? plan->environment[used - 1] : NULL;
     }
-    complete = complete && add_variable(plan, &used, "TUTTI_SIZE=%d", ranks) &&
+    complete = complete && add_variable(plan, &used, "TUTTI_SIZE=%d", job->size) &&
                add_variable(plan, &used, "TUTTI_LOCAL_SIZE=%d", ranks) &&
-               add_variable(plan, &used, "WORLD_SIZE=%d", ranks) &&
-               add_variable(plan, &used, "LOCAL_WORLD_SIZE=%d", ranks) && add_variable(plan, &used, "GROUP_RANK=0") &&
-               add_variable(plan, &used, "MASTER_ADDR=127.0.0.1") &&
-               add_variable(plan, &used, "MASTER_PORT=%d", free_port()) &&
-               add_variable(plan, &used, "TUTTI_STORE=%s", store) &&
-               add_variable(plan, &used, "TUTTI_SECRET_FD=%d", RUN_SECRET_FD);
+               add_variable(plan, &used, "WORLD_SIZE=%d", job->size) &&
+               add_variable(plan, &used, "LOCAL_WORLD_SIZE=%d", ranks) &&
+               add_variable(plan, &used, "GROUP_RANK=%d", job->node) &&
+               add_variable(plan, &used, "MASTER_ADDR=%s", job->master) &&
+               add_variable(plan, &used, "MASTER_PORT=%d", job->master_port) &&
+               add_variable(plan, &used, "TUTTI_STORE=%s", job->store);
+    if (complete && job->secret)
+        complete = add_variable(plan, &used, "TUTTI_SECRET_FD=%d", RUN_SECRET_FD);
+    if (complete && job->nodes > 0)
+        complete = add_variable(plan, &used, "TUTTI_NODE=%d", job->node) &&
+                   add_variable(plan, &used, "TUTTI_NODES=%d", job->nodes) &&
+                   add_variable(plan, &used, "TUTTI_NEWS_FD=%d", RUN_NEWS_FD);
     if (complete && plan->log_dir != NULL && getenv("TUTTI_TRACE_DIR") == NULL)
         complete = add_variable(plan, &used, "TUTTI_TRACE_DIR=%s", plan->log_dir);
     return complete;
@@ -299,10 +377,9 @@ static int listen_for_store(char *url, size_t bytes) {
 }
 
 /* The secret in a sealed memfd, readable through as many descriptors as there are ranks. */
-static int make_secret(unsigned char *secret) {
+static int keep_secret(const tu_secret *secret) {
     int descriptor = memfd_create("tutti-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (descriptor < 0 || getrandom(secret, SECRET_BYTES, 0) != SECRET_BYTES ||
-        write(descriptor, secret, SECRET_BYTES) != SECRET_BYTES ||
+    if (descriptor < 0 || write(descriptor, secret->data, secret->bytes) != (ssize_t)secret->bytes ||
         fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) != 0)
         return -1;
     return descriptor;
@@ -316,6 +393,9 @@ typedef struct launcher {
     run_state *state;
     output *output;
     tutti_store *store;
+    tu_secret secret; /* of the job; none on a network that is trusted */
+    agent *agent;     /* NULL: one host */
+    bool silent;      /* the command that started this one by --hosts tells the user */
     pid_t guardian;
     int socket;  /* to the guardian */
     int signals; /* signalfd */
@@ -328,11 +408,18 @@ typedef struct launcher {
     long memory_kills; /* on this host before the job began */
     bool told_first, told_stopping;
     bool ending;       /* the user has sent a signal that ends */
-    bool *told;        /* [rank], with --survive */
+    bool *told;        /* [rank of the job]: its end */
     uint32_t *refills; /* [rank]: newcomers that were told */
 } launcher;
 
 static const int forwarded[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT };
+
+bool run_forwards(int signal_number) {
+    for (size_t i = 0; i < sizeof forwarded / sizeof forwarded[0]; i++)
+        if (forwarded[i] == signal_number)
+            return true;
+    return false;
+}
 
 static int system_error(const char *what) {
     return tool_fail("run: %s: %s", what, strerror(errno));
@@ -364,7 +451,7 @@ static int prepare_input(launcher *l) {
     int ends[2];
     l->relay = -1;
     l->plan.input = 0;
-    if (!isatty(0))
+    if (l->options.first_rank > 0 || !isatty(0)) /* rank 0 is elsewhere: nobody reads it here */
         return 0;
     if (pipe2(ends, O_CLOEXEC) != 0)
         return system_error("cannot make a pipe for the standard input");
@@ -374,7 +461,7 @@ static int prepare_input(launcher *l) {
     return 0;
 }
 
-static void block_signals(sigset_t *before, sigset_t *ours) {
+void run_block_signals(sigset_t *before, sigset_t *ours) {
     sigemptyset(ours);
     for (size_t i = 0; i < sizeof forwarded / sizeof forwarded[0]; i++)
         sigaddset(ours, forwarded[i]);
@@ -412,16 +499,16 @@ static int start_guardian(launcher *l) {
     return 0;
 }
 
-static int start_store(launcher *l, const char *url, const unsigned char *secret) {
+static int start_store(launcher *l, const char *host) {
     tutti_tcp_store_options options = TUTTI_TCP_STORE_OPTIONS_INIT;
     options.listen_fd = l->plan.store;
-#if TUTTI_HAVE_SODIUM
-    options.secret = secret;
-    options.secret_bytes = SECRET_BYTES;
-#else
-    (void)secret; /* the kernel's credentials admit only this user's processes */
-#endif
-    if (tutti_store_serve(url, 0, &options, &l->store) != TUTTI_OK)
+    options.trust_network = l->agent != NULL; /* the agent has asked whether it may listen there */
+    if (tu_auth_available() &&
+        l->secret.bytes > 0) { /* else the kernel's credentials admit only this user's processes */
+        options.secret = l->secret.data;
+        options.secret_bytes = l->secret.bytes;
+    }
+    if (l->plan.store >= 0 && tutti_store_serve(host, 0, &options, &l->store) != TUTTI_OK)
         return tool_fail("run: cannot host the store where the ranks meet: %s", tutti_error_message());
     return 0;
 }
@@ -470,14 +557,16 @@ static void tell_stopping(launcher *l) {
     bool stopped[MAX_RANKS];
     char text[256];
     int count = 0;
+    memset(stopped, 0, sizeof stopped);
     for (int rank = 0; rank < l->options.ranks; rank++) {
-        stopped[rank] = atomic_load_explicit(&l->state->ranks[rank].stopped, memory_order_relaxed) != 0;
-        count += stopped[rank];
+        bool *this = &stopped[l->options.first_rank + rank];
+        *this = atomic_load_explicit(&l->state->ranks[rank].stopped, memory_order_relaxed) != 0;
+        count += *this;
     }
     l->told_stopping = true;
     if (count == 0 || l->options.quiet)
         return;
-    tool_rank_list(stopped, l->options.ranks, text, sizeof text);
+    tool_rank_list(stopped, l->options.first_rank + l->options.ranks, text, sizeof text);
     output_tell(l->output, "tutti run: stopping rank%s %s\n", count == 1 ? "" : "s", text);
 }
 
@@ -496,7 +585,29 @@ static void tell_refills(launcher *launcher) {
     }
 }
 
+/* What the agent has to say of ranks and hosts. */
+static void tell_of_hosts(launcher *l) {
+    char line[640];
+    bool colour = tool_colour(2);
+    for (int rank; agent_next(l->agent, line, sizeof line, &rank);) {
+        int here = rank - l->options.first_rank;
+        if (rank >= 0)
+            l->told[rank] = true;
+        if (rank >= 0 && here >= 0 && here < l->options.ranks)
+            output_drain(l->output, here); /* its last words come before */
+        line[strcspn(line, "\n")] = 0;
+        if (!l->silent)
+            output_tell(l->output, "%s%s%s\n", colour ? "\033[1;31m" : "", line, colour ? "\033[0m" : "");
+    }
+}
+
 static void tell_news(launcher *l) {
+    if (l->agent != NULL) {
+        tell_of_hosts(l);
+        if (!l->silent && !l->told_stopping && atomic_load_explicit(&l->state->stopping, memory_order_acquire) != 0)
+            tell_stopping(l);
+        return;
+    }
     if (l->options.refill > 0)
         tell_refills(l);
     uint32_t first = atomic_load_explicit(&l->state->first_failure, memory_order_acquire);
@@ -515,25 +626,40 @@ static void tell_news(launcher *l) {
         tell_stopping(l);
 }
 
-/* How the others ended after the first failure: one line for each way. */
+int run_status_of_news(const void *news, int rank) {
+    return tu_news_of(news, rank) == TU_NEWS_DEAD ? tu_news_wait_status(news, rank) : 0;
+}
+
+static int status_here(const void *argument, int rank) {
+    return status_of(argument, rank);
+}
+
 static void tell_others(launcher *l) {
+    if (l->agent != NULL)
+        run_tell_others(l->output, agent_size(l->agent), l->told, run_status_of_news, agent_news(l->agent));
+    else
+        run_tell_others(l->output, l->options.ranks, l->told, status_here, l);
+}
+
+void run_tell_others(output *output, int size, bool *told, run_status_of *status_of_rank, const void *argument) {
     bool same[MAX_RANKS];
-    for (int rank = 0; rank < l->options.ranks; rank++) {
-        if (l->told[rank] || status_of(l, rank) == 0)
+    for (int rank = 0; rank < size; rank++) {
+        int status = status_of_rank(argument, rank);
+        if (told[rank] || status == 0)
             continue;
         int count = 0;
-        for (int other = 0; other < l->options.ranks; other++) {
-            same[other] = !l->told[other] && status_of(l, other) == status_of(l, rank);
+        for (int other = 0; other < size; other++) {
+            same[other] = !told[other] && status_of_rank(argument, other) == status;
             count += same[other];
         }
-        for (int other = 0; other < l->options.ranks; other++)
-            l->told[other] |= same[other];
+        for (int other = 0; other < size; other++)
+            told[other] |= same[other];
         char text[128], ranks[256];
-        tool_wait_text(status_of(l, rank), text, sizeof text);
-        tool_rank_list(same, l->options.ranks, ranks, sizeof ranks);
+        tool_wait_text(status, text, sizeof text);
+        tool_rank_list(same, size, ranks, sizeof ranks);
         bool plural_was = count > 1 && strncmp(text, "was ", 4) == 0;
-        output_tell(l->output, "tutti run: then rank%s %s %s%s\n", count == 1 ? "" : "s", ranks,
-                    plural_was ? "were " : "", plural_was ? text + 4 : text);
+        output_tell(output, "tutti run: then rank%s %s %s%s\n", count == 1 ? "" : "s", ranks, plural_was ? "were " : "",
+                    plural_was ? text + 4 : text);
     }
 }
 
@@ -565,8 +691,7 @@ static void relay_input(launcher *l) {
         l->typed_bytes = 0;
 }
 
-/* Only the foreground may read from a terminal; in the background a read would stop us. */
-static bool may_read_terminal(void) {
+bool run_may_read_terminal(void) {
     return tcgetpgrp(0) == getpgrp();
 }
 
@@ -578,7 +703,9 @@ static void take_signals(launcher *l) {
             continue; /* the socket tells when the guardian is gone */
         l->ending |= number == SIGINT || number == SIGTERM || number == SIGHUP || number == SIGQUIT;
         (void)send(l->socket, &number, sizeof number, MSG_NOSIGNAL);
-        if (number == SIGTSTP)
+        if (l->agent != NULL)
+            agent_signal(l->agent, number);
+        else if (number == SIGTSTP) /* over several hosts a launcher that stands still would be given up */
             raise(SIGSTOP);
     }
 }
@@ -600,24 +727,35 @@ static bool held_up(void *argument) {
     return true;
 }
 
+static bool own_done(const launcher *l) {
+    return atomic_load_explicit(&l->state->done, memory_order_acquire) != 0;
+}
+
+/* On this host and on all others. */
+static bool all_done(const launcher *l) {
+    int status;
+    return own_done(l) && (l->agent == NULL || agent_finished(l->agent, &status));
+}
+
 /* Until everything has ended. Returns false when the guardian vanished without a word. */
 static bool relay_everything(launcher *l) {
-    struct pollfd *polled = calloc((size_t)(2 * l->options.ranks + 3), sizeof *polled);
+    struct pollfd *polled = calloc((size_t)(2 * l->options.ranks + 4), sizeof *polled);
     bool lost = polled == NULL;
-    while (!lost && atomic_load_explicit(&l->state->done, memory_order_acquire) == 0) {
-        polled[0] = (struct pollfd){ .fd = l->socket, .events = POLLIN };
+    while (!lost && !all_done(l)) {
+        polled[0] = (struct pollfd){ .fd = own_done(l) ? -1 : l->socket, .events = POLLIN };
         polled[1] = (struct pollfd){ .fd = l->signals, .events = POLLIN };
-        bool terminal = l->relay >= 0 && may_read_terminal();
+        bool terminal = l->relay >= 0 && run_may_read_terminal();
         polled[2] = l->relay_full ? (struct pollfd){ .fd = l->relay, .events = POLLOUT }
                                   : (struct pollfd){ .fd = terminal ? 0 : -1, .events = POLLIN };
-        int streams = output_poll(l->output, polled + 3);
+        polled[3] = (struct pollfd){ .fd = l->agent != NULL ? agent_events(l->agent) : -1, .events = POLLIN };
+        int streams = output_poll(l->output, polled + 4);
         int timeout = output_timeout(l->output);
         if (l->relay >= 0 && !terminal && (timeout < 0 || timeout > 500))
             timeout = 500; /* look whether we have come to the foreground */
-        poll(polled, (nfds_t)(3 + streams), timeout);
+        poll(polled, (nfds_t)(4 + streams), timeout);
         if (polled[1].revents != 0)
             take_signals(l);
-        output_read(l->output, polled + 3, streams);
+        output_read(l->output, polled + 4, streams);
         output_show_prompts(l->output);
         if (polled[2].revents != 0)
             relay_input(l);
@@ -625,8 +763,7 @@ static bool relay_everything(launcher *l) {
         if (polled[0].revents != 0) {
             while (recv(l->socket, news, sizeof news, MSG_DONTWAIT) > 0)
                 continue;
-            lost =
-                (polled[0].revents & POLLHUP) != 0 && atomic_load_explicit(&l->state->done, memory_order_acquire) == 0;
+            lost = (polled[0].revents & POLLHUP) != 0 && !own_done(l);
         }
         if (atomic_load_explicit(&l->state->start_error, memory_order_acquire) == 0)
             tell_news(l);
@@ -636,6 +773,9 @@ static bool relay_everything(launcher *l) {
 }
 
 static int exit_status(const launcher *l) {
+    int job_status;
+    if (l->agent != NULL)
+        return agent_finished(l->agent, &job_status) ? job_status : 1;
     uint32_t first = atomic_load_explicit(&l->state->first_failure, memory_order_acquire);
     if (first == 0)
         return 0;
@@ -674,7 +814,7 @@ static int finish(launcher *l, bool guarded) {
     }
     output_drain(l->output, -1);
     int error = atomic_load_explicit(&l->state->start_error, memory_order_acquire);
-    if (error != 0) {
+    if (error != 0 && l->agent == NULL) {
         fprintf(stderr, "tutti run: cannot start rank %d (%s): %s\n", atomic_load(&l->state->start_rank), l->plan.path,
                 strerror(error));
         return error == ENOENT ? NOT_FOUND : NOT_EXECUTABLE;
@@ -682,7 +822,8 @@ static int finish(launcher *l, bool guarded) {
     tell_news(l);
     uint32_t left_over = atomic_load_explicit(&l->state->left_over, memory_order_relaxed);
     if (!l->options.quiet) {
-        tell_others(l);
+        if (!l->silent)
+            tell_others(l);
         if (left_over > 0)
             fprintf(stderr, "tutti run: killed %u process%s that the ranks had left behind\n", left_over,
                     left_over == 1 ? "" : "es");
@@ -729,59 +870,181 @@ static void free_plan(launcher *l) {
     free(l->told);
     free(l->refills);
     free(l->log_dir);
+    tu_secret_wipe(&l->secret);
+    agent_close(l->agent);
     if (l->state != NULL)
         munmap(l->state, sizeof *l->state + (size_t)l->options.ranks * sizeof l->state->ranks[0]);
 }
 
+/* The secret of a file, or of the first line of the standard input; spaces and newlines at its end do not count. */
+static int read_secret(launcher *l) {
+    char text[256];
+    size_t used = 0;
+    bool standard = strcmp(l->options.secret_file, "-") == 0;
+    int file = standard ? 0 : open(l->options.secret_file, O_RDONLY | O_CLOEXEC);
+    struct stat about;
+    if (file < 0 || fstat(file, &about) != 0)
+        return tool_fail("run: cannot read the secret in %s: %s", l->options.secret_file, strerror(errno));
+    if (!standard && S_ISREG(about.st_mode) && (about.st_mode & 077) != 0)
+        return tool_fail("run: others may read the secret in %s; chmod 600 %s", l->options.secret_file,
+                         l->options.secret_file);
+    /* Byte by byte: what follows is rank 0's. */
+    while (used < sizeof text && read(file, text + used, 1) == 1 && !(standard && text[used] == '\n'))
+        used++;
+    if (!standard)
+        close(file);
+    while (used > 0 && strchr(" \r\n", text[used - 1]) != NULL)
+        used--;
+    int result = tu_secret_set(&l->secret, text, used) != TUTTI_OK
+                     ? tool_fail("run: the secret in %s does not do: %s", l->options.secret_file, tutti_error_message())
+                     : 0;
+    explicit_bzero(text, sizeof text);
+    return result;
+}
+
+/* HOST:PORT, [HOST]:PORT. */
+static int parse_meet(const char *text, tu_address *address) {
+    const char *colon = strrchr(text, ':');
+    size_t length = colon != NULL ? (size_t)(colon - text) : 0;
+    bool brackets = length > 2 && text[0] == '[' && text[length - 1] == ']';
+    char host[256];
+    int64_t port;
+    if (length == 0 || length >= sizeof host || tu_parse_integer(colon + 1, &port) || port < 1 || port > 65535)
+        return tool_usage(&tool_run, "--meet %s: must be HOST:PORT", text);
+    snprintf(host, sizeof host, "%.*s", (int)(length - 2 * brackets), text + brackets);
+    if (tu_address_set(address, host, (int)port) != TUTTI_OK)
+        return tool_usage(&tool_run, "--meet %s: %s", text, tutti_error_message());
+    return 0;
+}
+
+/* Meets the launchers of the other hosts; then the plan knows who is where. `cannot`: see agent_options. */
+static int meet_others(launcher *l, const char *cannot, job_variables *job) {
+    tu_settings settings;
+    if (tu_settings_load(&settings) != TUTTI_OK)
+        return tool_fail("run: %s", tutti_error_message());
+    agent_options options = { .nodes = l->options.nodes,
+                              .node = l->options.node,
+                              .hub = l->options.node == 0 && !l->silent,
+                              .secret = l->secret,
+                              .trust_network = tu_settings_number(&settings, TU_SETTING_TRUST_NETWORK) != 0,
+                              .survive = l->options.survive,
+                              .quiet = l->options.quiet,
+                              .ranks = l->options.ranks,
+                              .cannot = cannot,
+                              .deadline = tu_deadline(tu_settings_number(&settings, TU_SETTING_TIMEOUT)),
+                              .connect_ns = l->silent ? 10 * TU_SECOND : 0, /* it was there before this one */
+                              .silence_ns = tu_settings_number(&settings, TU_SETTING_HOST_TIMEOUT),
+                              .signals = l->signals };
+    tu_settings_free(&settings);
+    int result = options.silence_ns < 10 * TU_MILLISECOND
+                     ? tool_fail("run: TUTTI_HOST_TIMEOUT is too short: give at least 10ms")
+                     : parse_meet(l->options.meet, &options.meet);
+    if (result == 0)
+        result = agent_open(&options, &l->agent);
+    if (result == 0)
+        result = agent_meet(l->agent, NULL, NULL);
+    if (result != 0)
+        return result;
+    l->options.first_rank = agent_first_rank(l->agent);
+    l->plan.store = agent_store_listener(l->agent);
+    l->plan.news = agent_news_descriptor(l->agent);
+    l->plan.page = agent_news(l->agent);
+    l->plan.silence_ns = options.silence_ns;
+    l->plan.woken = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    *job = (job_variables){
+        .size = agent_size(l->agent), .nodes = l->options.nodes, .node = l->options.node, .store = agent_store(l->agent)
+    };
+    job->master = agent_master(l->agent, &job->master_port);
+    return l->plan.woken >= 0 ? 0 : system_error("cannot prepare the job");
+}
+
+/* The store's socket, the secret and what the ranks find in their environment. */
+static int prepare(launcher *l, int missing, char *url, size_t bytes) {
+    static const char *const cannot[2] = { "there is no such program", "it cannot be executed" };
+    job_variables job = { .size = l->options.ranks, .store = url, .master = "127.0.0.1" };
+    int result = 0;
+    if (l->options.secret_file != NULL)
+        result = read_secret(l);
+    if (result == 0 && l->options.nodes > 0)
+        result = meet_others(l, missing != 0 ? cannot[missing == NOT_EXECUTABLE] : NULL, &job);
+    if (result != 0)
+        return result;
+    if (l->options.nodes == 0) {
+        unsigned char secret[SECRET_BYTES];
+        if (getrandom(secret, sizeof secret, 0) != sizeof secret ||
+            tu_secret_set(&l->secret, secret, sizeof secret) != TUTTI_OK)
+            return system_error("cannot make a secret");
+        l->plan.store = listen_for_store(url, bytes);
+        if (l->plan.store < 0)
+            return system_error("cannot prepare the job");
+        job.master_port = run_free_port();
+    }
+    job.secret = l->secret.bytes > 0;
+    l->plan.secret = job.secret ? keep_secret(&l->secret) : -1;
+    l->told = calloc((size_t)job.size, sizeof *l->told);
+    l->refills = calloc((size_t)l->options.ranks, sizeof *l->refills);
+    if ((job.secret && l->plan.secret < 0) || l->told == NULL || l->refills == NULL ||
+        !build_environment(&l->plan, &job))
+        return system_error("cannot prepare the job");
+    return 0;
+}
+
 static int launch(launcher *l) {
-    char path[4096], url[80];
-    unsigned char secret[SECRET_BYTES];
+    char path[4096], url[80] = "";
     sigset_t before, ours;
     int missing = find_program(l->options.program[0], path, sizeof path);
-    if (missing != 0)
+    if (missing != 0 && l->options.nodes == 0)
         return missing;
     if (l->options.log_dir != NULL && (mkdir(l->options.log_dir, 0777) == 0 || errno == EEXIST))
         l->log_dir = realpath(l->options.log_dir, NULL);
     if (l->options.log_dir != NULL && l->log_dir == NULL)
         return tool_fail("run: cannot make the folder %s: %s", l->options.log_dir, strerror(errno));
     raise_limits();
-    block_signals(&before, &ours);
-    l->plan.options = &l->options;
-    l->plan.path = path;
-    l->plan.log_dir = l->log_dir;
+    if (l->silent) /* ssh and its like were started to ignore the terminal's signals; the ranks are not */
+        for (size_t i = 0; i < sizeof forwarded / sizeof forwarded[0]; i++)
+            signal(forwarded[i], SIG_DFL);
+    run_block_signals(&before, &ours);
+    l->plan = (run_plan){ .options = &l->options,
+                          .path = path,
+                          .log_dir = l->log_dir,
+                          .signals = &before,
+                          .secret = -1,
+                          .store = -1,
+                          .news = -1,
+                          .woken = -1,
+                          .bindings = l->plan.bindings };
     l->began = time(NULL);
-    l->plan.signals = &before;
-    l->plan.secret = make_secret(secret);
-    l->plan.store = listen_for_store(url, sizeof url);
-    l->told = calloc((size_t)l->options.ranks, sizeof *l->told);
-    l->refills = calloc((size_t)l->options.ranks, sizeof *l->refills);
-    if (l->plan.secret < 0 || l->plan.store < 0 || l->told == NULL || l->refills == NULL ||
-        !build_environment(&l->plan, url))
-        return system_error("cannot prepare the job");
     l->signals = signalfd(-1, &ours, SFD_CLOEXEC | SFD_NONBLOCK);
     if (l->signals < 0)
         return system_error("cannot watch for signals");
+    int result = prepare(l, missing, url, sizeof url);
+    if (result != 0)
+        return result;
     if (make_pipes(l) || prepare_input(l) ||
         (l->output = output_open(&l->options, l->plan.pipes, l->signals, held_up, l)) == NULL || start_guardian(l))
         return 1;
-    close(l->plan.secret);
-    if (start_store(l, url, secret)) {
+    if (l->plan.secret >= 0)
+        close(l->plan.secret);
+    if (start_store(l, url) || (l->agent != NULL && agent_start(l->agent, l->state, l->socket, l->plan.woken))) {
         close(l->socket); /* the guardian kills what it has started */
         waitpid(l->guardian, NULL, 0);
         return 1;
     }
     l->memory_kills = memory_kills(); /* now, when the ranks are starting: it takes a moment */
     bool guarded = relay_everything(l);
-    int result = finish(l, guarded);
+    result = finish(l, guarded);
     tutti_store_release(l->store);
     return result;
 }
 
 static int run_main(int argc, char **argv) {
-    launcher l = { .options = { .grace_ns = 2 * TU_SECOND } };
+    launcher l = { .options = { .grace_ns = 2 * TU_SECOND, .node = -1 } };
     int result = parse_arguments(argc, argv, &l.options);
     if (result >= 0)
         return result;
+    l.silent = l.options.secret_file != NULL && strcmp(l.options.secret_file, "-") == 0;
+    if (l.options.hosts != NULL)
+        return run_on_hosts(&l.options);
     fill_standard_descriptors();
     if (l.options.ranks == 0)
         l.options.ranks = topology_cpus();

@@ -31,6 +31,12 @@ typedef struct run_options {
     int64_t grace_ns;
     const char *log_dir; /* NULL: none */
     char **program;      /* arguments, the name first; NULL-terminated */
+    /* Several hosts: */
+    int nodes, node;         /* 0 nodes: this host alone */
+    const char *meet;        /* HOST:PORT */
+    const char *secret_file; /* NULL: none; "-": the first line of the standard input (started by --hosts) */
+    const char *hosts, *rsh; /* --hosts */
+    int first_rank;          /* of this host's; known when the hosts have met */
 } run_options;
 
 /* Shared between launcher and guardian, in anonymous shared memory. The guardian writes all but `signals`. */
@@ -45,16 +51,17 @@ typedef struct run_rank {
 } run_rank;
 
 typedef struct run_state {
-    _Atomic uint32_t first_failure; /* rank + 1; 0 none. Release. */
-    _Atomic uint32_t stopping;      /* the others' moment is over */
-    _Atomic uint32_t done;          /* everything has ended. Release. */
-    _Atomic uint32_t left_over;     /* descendants of ranks that outlived them and were killed */
-    _Atomic int32_t start_error;    /* errno: a rank could not be started */
+    _Atomic uint32_t first_failure;  /* rank + 1; 0 none. Release. */
+    _Atomic uint32_t first_suffered; /* that one failed because another had died; before first_failure */
+    _Atomic uint32_t stopping;       /* the others' moment is over */
+    _Atomic uint32_t done;           /* everything has ended. Release. */
+    _Atomic uint32_t left_over;      /* descendants of ranks that outlived them and were killed */
+    _Atomic int32_t start_error;     /* errno: a rank could not be started */
     _Atomic int32_t start_rank;
     run_rank ranks[];
 } run_state;
 
-#define RUN_VARIABLES 18 /* that are added to the environment, at most */
+#define RUN_VARIABLES 24 /* that are added to the environment, at most */
 
 /* What the guardian needs to start the ranks. */
 typedef struct run_plan {
@@ -70,14 +77,28 @@ typedef struct run_plan {
     int (*pipes)[2];         /* [2 * rank + stream]: read end, write end */
     int input;               /* what rank 0 reads */
     int secret;              /* memfd with the job's secret, or -1 */
-    int store;               /* listening socket of the store, the launcher's */
+    int store;               /* listening socket of the store, the launcher's; -1: another host has it */
+    int news;                /* descriptor of the news page (hosts/news.h), or -1 */
+    struct tu_news *page;    /* the same page; NULL: one host */
+    int64_t silence_ns;      /* how long the launcher may be silent on it */
+    int woken;               /* eventfd that the guardian writes when something is new, or -1 */
     const sigset_t *signals; /* the mask that ranks start with */
 } run_plan;
 
 #define RUN_SECRET_FD 3 /* where ranks find the secret */
+#define RUN_NEWS_FD 4   /* and the news page */
+
+#define RUN_STOP 0x10000 /* to the guardian: the others' failure is known, stop the ranks after their moment */
+
+/* Whether a signal is one of those that are passed on. */
+bool run_forwards(int signal_number);
+/* A port of this host that nobody uses now, for PyTorch. */
+int run_free_port(void);
+/* Starts agents on hosts by ssh or the like, and relays what they say: --hosts. */
+int run_on_hosts(const run_options *options);
 
 /* Becomes the guardian: never returns. `launcher` is a SEQPACKET socket: each message from there is an int, a signal
- * to forward; each from here is a byte that says "look at the state". */
+ * to forward or RUN_STOP; each from here is a byte that says "look at the state". */
 _Noreturn void guardian_main(const run_plan *plan, run_state *state, int launcher);
 
 /* Kills all descendants of the calling process, which must be a subreaper, and reaps them; returns how many there
@@ -112,5 +133,17 @@ void output_drain(output *output, int rank);
 void output_tell(output *output, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Writes what is left, incomplete lines too, and frees. */
 void output_close(output *output);
+
+/* ---- run.c, for hosts.c ---- */
+
+/* Blocks the signals that are passed on, SIGCHLD and SIGPIPE; *ours: those to read from a signalfd. */
+void run_block_signals(sigset_t *before, sigset_t *ours);
+/* Only the foreground may read from a terminal; in the background a read would stop us. */
+bool run_may_read_terminal(void);
+/* Tells how ranks ended that were not told of: one line for each way. A status of 0 is no end to tell of. */
+typedef int run_status_of(const void *argument, int rank);
+void run_tell_others(output *output, int size, bool *told, run_status_of *status_of, const void *argument);
+/* From a news page. */
+int run_status_of_news(const void *news, int rank);
 
 #endif

@@ -215,8 +215,8 @@ tu_news_state tu_news_of(const tu_news *news, int rank) {
     return (tu_news_state)state;
 }
 
-int64_t tu_news_age(const tu_news *news, int rank) {
-    return tu_clock_now() - news->ranks[rank].at;
+int64_t tu_news_when(const tu_news *news, int rank) {
+    return news->ranks[rank].at;
 }
 
 int tu_news_node(const tu_news *news, int rank) {

@@ -42,8 +42,8 @@ void tu_news_close(tu_news *news);
 uint32_t tu_news_departures(const tu_news *news);
 /* What is known of a rank. A silent agent makes every rank of other nodes lost. */
 tu_news_state tu_news_of(const tu_news *news, int rank);
-/* Nanoseconds since a departed rank's departure became known here. */
-int64_t tu_news_age(const tu_news *news, int rank);
+/* When a departed rank's departure became known here, on tu_clock_now. */
+int64_t tu_news_when(const tu_news *news, int rank);
 /* "rank 5 on host-b (pid 4711) was killed by signal 9 (Killed)". */
 void tu_news_text(const tu_news *news, int rank, char *text, size_t bytes);
 int tu_news_node(const tu_news *news, int rank);

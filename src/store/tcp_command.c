@@ -72,7 +72,7 @@ tutti_status tu_tcp_send_with(tu_tcp_call *call, const void *tail, size_t tail_b
     if (out->failed)
         return tu_error_memory("a store command", out->used);
     call->reply_deadline = tu_deadline(call->reply_time > 0 ? call->reply_time : REPLY_TIME);
-    if (call->timeout_ns == INT64_MAX) /* a wait without a deadline: a reply that is owed at once still has one */
+    if (call->reply_time == 0 && call->timeout_ns == INT64_MAX) /* a wait without a deadline: a reply has one still */
         call->reply_deadline = tu_deadline(tutti_store_timeout(&call->tcp->store));
     else if (call->reply_time == 0 && call->reply_deadline < call->deadline)
         call->reply_deadline = call->deadline;

@@ -21,7 +21,7 @@ tu_rank_state tu_world_rank_state(const tutti_world *world, int rank, bool probe
     case TU_NEWS_LOST:
         return TU_RANK_DEAD;
     case TU_NEWS_ENDED:
-        return tu_news_age(world->news, rank) > GONE_AFTER ? TU_RANK_CLOSED : TU_RANK_ALIVE;
+        return tu_clock_now() - tu_news_when(world->news, rank) > GONE_AFTER ? TU_RANK_CLOSED : TU_RANK_ALIVE;
     default:
         return TU_RANK_ALIVE;
     }
@@ -48,4 +48,20 @@ tutti_status tu_world_departed_error(const tutti_world *world, int rank, const c
     tu_world_rank_text(world, rank, text, sizeof text);
     bool dead = tu_world_rank_state(world, rank, false) == TU_RANK_DEAD;
     return tu_error(dead ? TUTTI_ERROR_DEAD : TUTTI_ERROR_GONE, "%s, seen %s", text, doing);
+}
+
+int tu_world_first_dead(const tutti_world *world, const int *ranks, int count, const _Atomic bool *but, bool probe) {
+    int first = -1;
+    for (int i = 0; i < count; i++) {
+        int rank = ranks != NULL ? ranks[i] : i;
+        if (rank == world->rank || (but != NULL && atomic_load_explicit(&but[rank], memory_order_relaxed)) ||
+            tu_world_rank_state(world, rank, probe) != TU_RANK_DEAD)
+            continue;
+        if (world->job_rank_of[rank] >= 0)
+            return i;
+        int earliest = first >= 0 && ranks != NULL ? ranks[first] : first;
+        if (first < 0 || tu_news_when(world->news, rank) < tu_news_when(world->news, earliest))
+            first = i;
+    }
+    return first;
 }

@@ -137,10 +137,7 @@ static tutti_status departed_error(tutti_group *group, int member, const tu_oper
 
 /* A member that is dead, as far as is known; with `probe` the kernel is asked. -1: none. */
 static int find_dead(const tutti_group *group, bool probe) {
-    for (int member = 0; member < group->size; member++)
-        if (member != group->rank && tu_world_rank_state(group->world, group->ranks[member], probe) == TU_RANK_DEAD)
-            return member;
-    return -1;
+    return tu_world_first_dead(group->world, group->ranks, group->size, NULL, probe);
 }
 
 /* The death of a member ends the group, whoever was needed for what. One that closed its world is no death: who waits
@@ -481,7 +478,7 @@ static tutti_status check_members(void *argument) {
             continue;
         tu_rank_state state = tu_world_rank_state(group->world, group->ranks[member], true);
         if (state == TU_RANK_DEAD) /* awaited or not, arrived or not */
-            return departed_error(group, member, wait->info);
+            return departed_error(group, find_dead(group, false), wait->info);
         /* One that closed may have done its part before: asked now that its last store is visible. */
         if (!awaited(wait, member))
             continue;

@@ -251,12 +251,10 @@ static tutti_status look_at_world(void *argument) {
                         world->name, world->rank);
     if (atomic_load_explicit(&world->closed, memory_order_acquire) != 0)
         return tu_error(TUTTI_ERROR_STATE, "world \"%s\" was closed during a wait on its store", world->name);
-    for (int rank = 0; rank < world->size; rank++) {
-        if (atomic_load_explicit(&world->mourned[rank], memory_order_relaxed) ||
-            tu_world_rank_state(world, rank, true) != TU_RANK_DEAD)
-            continue;
-        tutti_status status = tu_world_departed_error(world, rank, "in a wait on the world's store");
-        tu_error_at_fault(rank);
+    int dead = tu_world_first_dead(world, NULL, world->size, world->mourned, true);
+    if (dead >= 0) {
+        tutti_status status = tu_world_departed_error(world, dead, "in a wait on the world's store");
+        tu_error_at_fault(dead);
         return status;
     }
     uint64_t state = atomic_load_explicit(&world->group->page->state, memory_order_acquire);

@@ -270,6 +270,9 @@ void tu_world_handle(tutti_world *world, const char *what, int change);
 /* As last seen; with `probe` the kernel is asked about ranks of this host. Of ranks of other hosts the launcher's news
  * tell; where there are none they are taken to be alive. */
 tu_rank_state tu_world_rank_state(const tutti_world *world, int rank, bool probe);
+/* Index in `ranks` (NULL: all of the world) of one that is dead: of this host's whichever is found, of others' the one
+ * that was told first, since the rest may have died of it. -1: none. but: ranks that do not count; may be NULL. */
+int tu_world_first_dead(const tutti_world *world, const int *ranks, int count, const _Atomic bool *but, bool probe);
 /* "rank 5 on host-b (pid 4711) was killed by signal 9 (Killed)": of one that departed. */
 void tu_world_rank_text(const tutti_world *world, int rank, char *text, size_t bytes);
 /* Writes the error for a departed rank, TUTTI_ERROR_DEAD or TUTTI_ERROR_GONE; returns it. */

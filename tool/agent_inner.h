@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside an agent: agent_meet.c makes it, agent.c is its thread.
+ */
+#ifndef TUTTI_TOOL_AGENT_INNER_H
+#define TUTTI_TOOL_AGENT_INNER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "agent.h"
+#include "hosts/link.h"
+
+#define AGENT_HOST_BYTES 64
+
+/* The other end of a link. */
+typedef struct agent_peer {
+    int descriptor; /* -1: none, or no more */
+    int node;       /* -1: not known yet, or a hub without ranks */
+    tu_link link;
+    int64_t since, heard; /* tu_clock_now: when it came, when it last said something */
+    bool done, lost;      /* of a node, in the hub */
+    char address[64];     /* of its socket, without the port */
+} agent_peer;
+
+typedef struct agent_line {
+    struct agent_line *next;
+    int rank;
+    char text[640];
+} agent_line;
+
+struct agent {
+    agent_options options;
+    tu_listeners listeners, store;
+    agent_peer *peers; /* the hub: [node], its own too, without a link; else one, the hub */
+    int peer_count;
+    int *ranks;                      /* [node] */
+    char (*hosts)[AGENT_HOST_BYTES]; /* [node] */
+    int size, first_rank;
+    char store_url[320], master[256];
+    int master_port;
+    tu_news *news;
+    int news_descriptor;
+
+    /* The thread's, once it runs. */
+    pthread_t thread;
+    bool started;
+    run_state *state;
+    int guardian, woken;
+    int wake;   /* eventfd: something to do for the thread */
+    int events; /* eventfd: something to do for the launcher */
+    bool *told; /* [rank of this node]: its end */
+    bool failure_told, done_told;
+    int64_t beat_at;
+    bool first_known; /* the hub: which failure was the first */
+    int first_status; /* what to exit with for it */
+    bool stopping, over;
+    tu_frame candidate; /* a failure by another's death; kind 0: none */
+    int64_t decide_at;
+    bool hub_lost;
+
+    _Atomic bool ending; /* by the launcher: leave */
+    pthread_mutex_t lock;
+    /* Under lock: */
+    agent_line *first_line, **last_line;
+    int signals[16], signal_count;
+    bool finished;
+    int status;
+};
+
+/* Reads what has come; false when the link is over, with the reason in link.why. Then its frames can be taken. */
+bool agent_peer_read(agent_peer *peer);
+/* Writes what can be written. */
+void agent_peer_flush(agent_peer *peer);
+void agent_peer_close(agent_peer *peer);
+
+#endif
