@@ -6,10 +6,12 @@
  * a world again meets the others' second opening, and a second process with the same rank is seen as what it is.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -73,12 +75,39 @@ static tutti_status complete_url(const tu_launch *launch, const tutti_world *wor
     return TUTTI_OK;
 }
 
+/* A secret in a file, for ranks that another launcher started: spaces and newlines at its end do not count. */
+static tutti_status read_secret_file(const char *path, unsigned char secret[64], size_t *bytes) {
+    struct stat about;
+    unsigned char text[80];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd >= 0 && fstat(fd, &about) == 0 ? pread(fd, text, sizeof text, 0) : -1;
+    int error = errno;
+    if (fd >= 0)
+        close(fd);
+    if (got < 0)
+        return tu_error_system(error, "the job's secret cannot be read from %s (TUTTI_SECRET_FILE)", path);
+    if (S_ISREG(about.st_mode) && (about.st_mode & 077) != 0)
+        return tu_error(TUTTI_ERROR_REFUSED, "others may read the job's secret in %s (TUTTI_SECRET_FILE): chmod 600 %s",
+                        path, path);
+    while (got > 0 && strchr(" \r\n", text[got - 1]) != NULL)
+        got--;
+    if (got < 16 || got > 64)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "the job's secret in %s (TUTTI_SECRET_FILE) has %zd bytes; it needs 16 to 64", path, got);
+    memcpy(secret, text, (size_t)got);
+    explicit_bzero(text, sizeof text);
+    *bytes = (size_t)got;
+    return TUTTI_OK;
+}
+
 /* The job's secret, from the descriptor that the launcher left open: 16 to 64 bytes, read from its start, so that every
  * world can. */
 static tutti_status read_secret(const tu_settings *settings, unsigned char secret[64], size_t *bytes) {
     *bytes = 0;
-    if (tu_settings_text(settings, TU_SETTING_SECRET_FD)[0] == 0)
-        return TUTTI_OK;
+    if (tu_settings_text(settings, TU_SETTING_SECRET_FD)[0] == 0) {
+        const char *path = tu_settings_text(settings, TU_SETTING_SECRET_FILE);
+        return path[0] != 0 ? read_secret_file(path, secret, bytes) : TUTTI_OK;
+    }
     int fd = (int)tu_settings_number(settings, TU_SETTING_SECRET_FD);
     ssize_t got = pread(fd, secret, 64, 0);
     if (got < 0)

@@ -136,6 +136,35 @@ def the_death_of_the_command_ends_everything(hosts, script, folder):
     job.communicate(timeout=LIMIT)
 
 
+def doctor(hosts, script, listed):
+    done = hosts.start(0, [TUTTI, "doctor", "-v", "--hosts", listed, "--rsh", script])
+    return done.communicate(timeout=LIMIT)[0]
+
+
+@over_hosts
+def doctor_looks_at_other_hosts(hosts, script, folder):
+    other = hosts.address(1)
+    output = doctor(hosts, script, f"{other}:4,10.77.0.99,nowhere.invalid")
+    contains(output, f"host {other}: it would reach this host at 10.77.0.1, on eth0 (MTU 1500), chosen by the route to it")
+    contains(output, f"host {other}: {script} gets there, and ")
+    contains(output, f"host {other}: it reaches a port of this host at 10.77.0.1")
+    contains(output, "no such host: 10.77.0.99")
+    contains(output, "failure  host nowhere.invalid: ")
+
+
+@over_hosts
+def doctor_finds_firewalls_and_other_versions(hosts, script, folder):
+    why = hosts.cut(0, 1)
+    if why:
+        return
+    contains(doctor(hosts, script, hosts.address(1)), "it cannot reach a port of this host at 10.77.0.1: ")
+    stranger = os.path.join(folder, "stranger")
+    with open(stranger, "w") as file:
+        file.write("#!/bin/sh\necho tutti 0.0.1\n")
+    os.chmod(stranger, 0o755)
+    contains(doctor(hosts, stranger, hosts.address(1)), 'there says "tutti 0.0.1"')
+
+
 @test
 def lists_of_hosts_that_make_no_sense_are_refused():
     for wrong in ("", "a:0", "a:4,,b:4", "a:x", "a:4,a:4", "-oProxyCommand=x:1"):

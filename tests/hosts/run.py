@@ -16,6 +16,7 @@ PLACES = os.path.join(os.environ["TEST_BUILD"], "tests", "support", "places")
 PATIENT = {"TUTTI_HOST_TIMEOUT": "100"}  # nobody is lost because this machine is busy
 WHY_NOT = namespaces.why_not()
 PORT = 29711
+SILENCE = f"{max(2, LIMIT / 30):.0f}"  # where a host is to be lost: seconds; a busy machine gets more
 
 
 def over_hosts(case):
@@ -277,24 +278,24 @@ def with_survive_a_lost_host_ends_only_itself():
 
 @over_hosts
 def a_stopped_launcher_is_lost_after_its_silence_and_its_ranks_end():
-    equal(lose(1, stop, "host b (node 1) is lost: it has been silent for", timeout="2"), [1])
+    equal(lose(1, stop, "host b (node 1) is lost: it has been silent for", timeout=SILENCE), [1])
 
 
 @over_hosts
 def a_stopped_launcher_of_node_0_ends_the_job():
     # A rank may have asked its store just before: it waits for that answer until it is stopped.
-    equal(lose(0, stop, "it has been silent for", timeout="2", grace="1"), [1])
+    equal(lose(0, stop, "it has been silent for", timeout=SILENCE, grace="1"), [1])
 
 
 @over_hosts
 def a_pulled_cable_ends_both_parts_without_survive():
-    equal(lose(1, pull, "host b (node 1) is lost: it has been silent for", timeout="2"), [1])
+    equal(lose(1, pull, "host b (node 1) is lost: it has been silent for", timeout=SILENCE), [1])
 
 
 @over_hosts
 def of_a_parted_job_the_part_with_half_of_the_ranks_and_the_store_goes_on():
     with namespaces.Hosts(2) as hosts:
-        job = Job(hosts, [1, 1], [PLACES, "last"], options=["--survive"], environment={"TUTTI_HOST_TIMEOUT": "2"})
+        job = Job(hosts, [1, 1], [PLACES, "last"], options=["--survive"], environment={"TUTTI_HOST_TIMEOUT": SILENCE})
         job.wait_for_text("all are here", 2)
         hosts.pull(1)
         equal(job.end(), [0, 1])
@@ -307,7 +308,7 @@ def of_a_parted_job_the_part_with_half_of_the_ranks_and_the_store_goes_on():
 @over_hosts
 def a_part_with_less_than_half_of_the_ranks_ends_though_it_has_the_store():
     with namespaces.Hosts(2) as hosts:
-        job = Job(hosts, [1, 2], [PLACES, "last"], options=["--survive"], environment={"TUTTI_HOST_TIMEOUT": "2"})
+        job = Job(hosts, [1, 2], [PLACES, "last"], options=["--survive"], environment={"TUTTI_HOST_TIMEOUT": SILENCE})
         job.wait_for_text("all are here", 3)
         hosts.pull(1)
         equal(job.end(), [1, 1])

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the checks of `tutti doctor` share.
+ */
+#ifndef TUTTI_TOOL_DOCTOR_H
+#define TUTTI_TOOL_DOCTOR_H
+
+#include <stdbool.h>
+
+#include <tutti/export.h>
+
+typedef enum level {
+    DOCTOR_GOOD,
+    DOCTOR_NOTE,
+    DOCTOR_WARNING,
+    DOCTOR_FAILURE
+} level;
+
+typedef struct report {
+    bool json, verbose, colour, strict;
+    int ranks;
+    int count[4];
+} report;
+
+/* One finding. */
+void doctor_put(report *to, level found, const char *subject, const char *fix, const char *format, ...)
+    TUTTI_PRINTF(5, 6);
+
+/* Checks a comma list of hosts, as tutti run --hosts takes it. */
+void doctor_hosts(report *to, const char *hosts, const char *rsh);
+/* The other end of it: whether a port of another host can be reached from here. */
+int doctor_reach(const char *host, int port);
+
+#endif

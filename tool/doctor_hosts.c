@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * `tutti doctor --hosts`: whether this host can start launchers on others, and whether they can reach it: names,
+ * the address and interface that are chosen and why, MTU, ssh, the other host's version of Tutti, firewalls.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/settings.h"
+#include "doctor.h"
+#include "machine.h"
+#include "store/address.h"
+#include "tool.h"
+#include "world/launch.h"
+
+#define PATIENCE (20 * TU_SECOND) /* with one command on another host */
+
+/* ---- commands there ---- */
+
+typedef struct answer {
+    char text[512]; /* what it printed, both kinds */
+    int status;     /* wait status; -1: it did not end in time */
+} answer;
+
+static pid_t start(const char *rsh, const char *host, const char *line, int *out) {
+    int ends[2];
+    if (pipe2(ends, O_CLOEXEC) != 0)
+        return -1;
+    pid_t pid = fork();
+    if (pid == 0) {
+        char *script = NULL;
+        int nothing = open("/dev/null", O_RDONLY);
+        setpgid(0, 0); /* so that all of it can be ended */
+        if (dup2(nothing, 0) == 0 && dup2(ends[1], 1) == 1 && dup2(ends[1], 2) == 2) {
+            if (rsh != NULL && asprintf(&script, "exec %s \"$@\"", rsh) > 0)
+                execl("/bin/sh", "sh", "-c", script, "rsh", host, line, (char *)NULL);
+            else
+                execlp("ssh", "ssh", "-o", "BatchMode=yes", "--", host, line, (char *)NULL);
+        }
+        _exit(127);
+    }
+    close(ends[1]);
+    *out = ends[0];
+    if (pid < 0)
+        close(ends[0]);
+    return pid;
+}
+
+static void ask(const char *rsh, const char *host, const char *line, answer *answer) {
+    int out, got = 0;
+    *answer = (struct answer){ .status = -1 };
+    pid_t pid = start(rsh, host, line, &out);
+    if (pid < 0)
+        return;
+    int64_t deadline = tu_deadline(PATIENCE);
+    for (;;) {
+        struct pollfd polled = { .fd = out, .events = POLLIN };
+        if (poll(&polled, 1, (int)(tu_deadline_left(deadline) / TU_MILLISECOND)) <= 0)
+            break;
+        char piece[256];
+        ssize_t count = read(out, piece, sizeof piece);
+        if (count <= 0)
+            break;
+        for (ssize_t i = 0; i < count && got < (int)sizeof answer->text - 1; i++)
+            answer->text[got++] = piece[i];
+    }
+    if (tu_clock_now() >= deadline)
+        kill(-pid, SIGKILL);
+    int status;
+    if (waitpid(pid, &status, 0) == pid && tu_clock_now() < deadline)
+        answer->status = status;
+    close(out);
+    answer->text[strcspn(answer->text, "\n")] = 0;
+}
+
+/* ---- the checks ---- */
+
+/* Name of the interface that has this address, and its MTU. */
+static void find_interface(const char *address, char *name, size_t bytes, int64_t *mtu) {
+    struct ifaddrs *all, *at;
+    snprintf(name, bytes, "?");
+    *mtu = -1;
+    if (getifaddrs(&all) != 0)
+        return;
+    for (at = all; at != NULL; at = at->ifa_next) {
+        char text[64] = "", path[128];
+        socklen_t length = 0;
+        if (at->ifa_addr != NULL && at->ifa_addr->sa_family == AF_INET)
+            length = sizeof(struct sockaddr_in);
+        else if (at->ifa_addr != NULL && at->ifa_addr->sa_family == AF_INET6)
+            length = sizeof(struct sockaddr_in6);
+        if (length == 0 || getnameinfo(at->ifa_addr, length, text, sizeof text, NULL, 0, NI_NUMERICHOST) != 0 ||
+            strcmp(text, address) != 0)
+            continue;
+        snprintf(name, bytes, "%s", at->ifa_name);
+        snprintf(path, sizeof path, "/sys/class/net/%s/mtu", at->ifa_name);
+        if (machine_first_line(path, text, sizeof text))
+            *mtu = strtoll(text, NULL, 10);
+        break;
+    }
+    freeifaddrs(all);
+}
+
+/* This host's address for that one; false when there is none. */
+static bool check_route(report *to, const char *subject, const char *host, char *address, size_t bytes) {
+    const char *interface = getenv("TUTTI_INTERFACE");
+    bool chosen = interface != NULL && interface[0] != 0;
+    if (tu_address_choose(host, chosen ? interface : "", address, bytes) != TUTTI_OK) {
+        doctor_put(to, DOCTOR_FAILURE, subject,
+                   chosen ? "correct TUTTI_INTERFACE" : "add the name to DNS or /etc/hosts, or give its address", "%s",
+                   tutti_error_message());
+        return false;
+    }
+    char name[64];
+    int64_t mtu;
+    find_interface(address, name, sizeof name, &mtu);
+    bool loopback = strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0;
+    doctor_put(to, loopback ? DOCTOR_NOTE : DOCTOR_GOOD, subject, NULL,
+               "it would reach this host at %s, on %s (MTU %lld), chosen by %s%s", address, name, (long long)mtu,
+               chosen ? "TUTTI_INTERFACE" : "the route to it", loopback ? ": it is this host itself" : "");
+    return true;
+}
+
+static bool check_version(report *to, const char *subject, const char *rsh, const char *host, const char *self) {
+    answer answer;
+    char line[4352];
+    snprintf(line, sizeof line, "'%s' --version", self);
+    ask(rsh, host, line, &answer);
+    char own[64];
+    snprintf(own, sizeof own, "%s", TUTTI_VERSION_STRING);
+    if (answer.status == 0 && strstr(answer.text, own) != NULL) {
+        doctor_put(to, DOCTOR_GOOD, subject, NULL, "%s gets there, and %s there is of the same version, %s",
+                   rsh != NULL ? rsh : "ssh", self, own);
+        return true;
+    }
+    if (answer.status == 0)
+        doctor_put(to, DOCTOR_FAILURE, subject, "install the same version on all hosts",
+                   "%s there says \"%s\", here it is %s", self, answer.text, own);
+    else if (answer.status == -1)
+        doctor_put(to, DOCTOR_FAILURE, subject, "try it by hand; does it ask for a password?",
+                   "%s does not get there in %d s", rsh != NULL ? rsh : "ssh", (int)(PATIENCE / TU_SECOND));
+    else
+        doctor_put(to, DOCTOR_FAILURE, subject, "try it by hand: a key without a password, and tutti at the same place",
+                   "%s %s %s fails: %s", rsh != NULL ? rsh : "ssh", host, line, answer.text);
+    return false;
+}
+
+/* A connection from there to a port of this host. */
+static void check_way_back(report *to, const char *subject, const char *rsh, const char *host, const char *self,
+                           const char *address) {
+    tu_address any;
+    tu_listeners listeners;
+    answer answer;
+    char line[4480];
+    if (tu_address_set(&any, "", 0) != TUTTI_OK ||
+        tu_store_listen(&any, true, tu_deadline(PATIENCE), &listeners) != TUTTI_OK) {
+        doctor_put(to, DOCTOR_FAILURE, subject, "free some ports", "cannot listen here: %s", tutti_error_message());
+        return;
+    }
+    snprintf(line, sizeof line, "'%s' doctor --reach '%s' --port %d", self, address, listeners.port);
+    ask(rsh, host, line, &answer);
+    tu_store_listen_end(&listeners);
+    if (answer.status == 0)
+        doctor_put(to, DOCTOR_GOOD, subject, NULL, "it reaches a port of this host at %s", address);
+    else
+        doctor_put(
+            to, DOCTOR_FAILURE, subject,
+            "let that host reach all ports of this one (firewall), or choose another interface with TUTTI_INTERFACE",
+            "it cannot reach a port of this host at %s: %s", address, answer.text);
+}
+
+void doctor_hosts(report *to, const char *hosts, const char *rsh) {
+    char self[4096], *list = strdup(hosts), *rest = list;
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[length > 0 ? length : 0] = 0;
+    for (char *item; list != NULL && (item = strsep(&rest, ",")) != NULL;) {
+        char subject[300], address[256];
+        item[strcspn(item, ":")] = 0;
+        const char *at = strrchr(item, '@'), *host = at != NULL ? at + 1 : item;
+        if (host[0] == 0)
+            continue;
+        snprintf(subject, sizeof subject, "host %s", item);
+        if (check_route(to, subject, host, address, sizeof address) && check_version(to, subject, rsh, item, self))
+            check_way_back(to, subject, rsh, item, self, address);
+    }
+    free(list);
+}
+
+int doctor_reach(const char *host, int port) {
+    tu_address address;
+    tu_address_list list;
+    if (tu_address_set(&address, host, port) != TUTTI_OK ||
+        tu_address_resolve(&address, tu_deadline(5 * TU_SECOND), &list) != TUTTI_OK)
+        return tool_fail("doctor: %s", tutti_error_message());
+    int error = EADDRNOTAVAIL;
+    for (size_t i = 0; i < list.count; i++) {
+        int descriptor = socket(list.address[i].any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        error = descriptor < 0 || connect(descriptor, &list.address[i].any, list.length[i]) != 0 ? errno : 0;
+        struct pollfd polled = { .fd = descriptor, .events = POLLOUT };
+        socklen_t size = sizeof error;
+        if (error == EINPROGRESS &&
+            (poll(&polled, 1, 5000) <= 0 || getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size) != 0))
+            error = ETIMEDOUT;
+        if (descriptor >= 0)
+            close(descriptor);
+        if (error == 0)
+            return 0;
+    }
+    return tool_fail("doctor: cannot connect to %s port %d: %s", host, port, strerror(error));
+}
