@@ -129,7 +129,8 @@ class Hosts:
         if shutil.which("nft") is None:
             return "cutting one of several cables needs nft"
         for host, far in ((one, other), (other, one)):
-            rules = f"table ip cut {{ chain in {{ type filter hook input priority 0; ip saddr {self.address(far)} drop; }} }}"
+            rules = ("table ip cut {\nchain in {\ntype filter hook input priority 0;\n"
+                     f"ip saddr {self.address(far)} drop\n}}\n}}\n")
             subprocess.run(["ip", "netns", "exec", self.names[host], "nft", "-f", "-"], input=rules, text=True, check=True)
         return None
 
