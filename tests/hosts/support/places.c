@@ -48,6 +48,21 @@ static int copy_input(const tutti_world *world) {
     return 0;
 }
 
+/* Rank 0 may serve the store: it leaves last. */
+static tutti_status leave(const tutti_world *world) {
+    char key[32];
+    tutti_status status = TUTTI_OK;
+    tutti_store *store = tutti_world_store(world);
+    for (int rank = 1; rank < tutti_world_size(world) && status == TUTTI_OK; rank++) {
+        snprintf(key, sizeof key, "left %d", rank);
+        if (tutti_world_rank(world) == rank)
+            status = tutti_store_set(store, key, "", 0);
+        else if (tutti_world_rank(world) == 0)
+            status = tutti_store_wait(store, (const char *const[]){ key }, 1, 0);
+    }
+    return status;
+}
+
 int main(int argc, char **argv) {
     const char *scenario = argc > 1 ? argv[1] : "hello";
     int victim = argc > 2 ? atoi(argv[2]) : -1;
@@ -70,6 +85,8 @@ int main(int argc, char **argv) {
     else if (strcmp(scenario, "hello") != 0) {
         printf("all are here\n");
         result = wait_for_ever(world, scenario, victim);
+    } else if (leave(world) != TUTTI_OK) {
+        return complain();
     }
     if (tutti_world_close(world) != TUTTI_OK)
         return complain();
