@@ -4,14 +4,21 @@
  * elements, and the whole training step of a small GPT (forward, backward, clipping, AdamW). Rounds of all sides take
  * turns; figures are medians.
  *
- *     compile [--threads N] [--rounds N] [--python PATH] [--script bench/compile.py] [chain|gpt_step|call]…
+ *     compile [--threads N] [--rounds N] [--python PATH] [--script bench/compile.py] [chain|gpt_step|ddp_step|call]…
  *
  * "in blocks" is what runs where there is no compiler. "first" is the first call, with an empty cache and with what an
- * earlier process left there. `call` is what a call costs besides the work: guards and dispatch.
+ * earlier process left there. `call` is what a call costs besides the work: guards and dispatch. `ddp_step` is the step
+ * on two ranks of one thread each; what it takes longer than without reductions is the communication that is exposed.
+ *
+ * Bounds stand beside the figures: what a copy of the chain's bytes takes, and its arithmetic on elements that stay in
+ * the cache; and the matrix products of the GPT step alone, with the share of the machine's fma that they use.
  */
 #include <tutti/compile.h>
+#include <tutti/parallel.h>
+#include <tutti/tutti.h>
 
 #include "gpt.h"
+#include "peak.h"
 #include "peer.h"
 
 /* Seconds; 0 without a peer, or where it cannot. */
@@ -107,6 +114,68 @@ static double copy_round(double bytes) {
     return taken;
 }
 
+/* The chain on as many elements, but always the same few, which stay in the second cache of each core. */
+static double arithmetic_round(int threads) {
+    static tt_compiled *compiled;
+    static tt_tensor *few;
+    int64_t count = (int64_t)threads << 16;
+    tt_scope scope = tt_scope_open();
+    if (compiled == NULL) {
+        compiled = make(0, false);
+        few = tt_keep(tt_randn(tt_shape(count), TUTTI_F32, NULL));
+        tt_compiled_call(compiled, tt_tensors_of(1, &few));
+    }
+    double start = now();
+    for (int64_t i = 0; i < (16 << 20) / count; i++) {
+        tt_scope inner = tt_scope_open();
+        tt_compiled_call(compiled, tt_tensors_of(1, &few));
+        check(tt_scope_close(&inner));
+    }
+    double taken = now() - start;
+    check(tt_scope_close(&scope));
+    return taken;
+}
+
+/* ---- products of the GPT step ---- */
+
+enum {
+    PLACES = BATCH * LENGTH,
+    LINEARS = 4 * LAYERS + 1
+};
+
+static int64_t linear_size(int index, bool out) {
+    static const int64_t sizes[][2] = {
+        { WIDTH, 3 * WIDTH }, { WIDTH, WIDTH }, { WIDTH, 4 * WIDTH }, { 4 * WIDTH, WIDTH }
+    };
+    return index == LINEARS - 1 ? (out ? VOCABULARY : WIDTH) : sizes[index % 4][out];
+}
+
+/* Forward, gradient of the input, gradient of the weight: each in the layout that the step has. Those of attention are
+ * not among them. */
+static double products_round(double *operations) {
+    static tt_tensor *x[LINEARS], *weight[LINEARS], *grad[LINEARS];
+    tt_scope scope = tt_scope_open();
+    for (int i = 0; i < LINEARS && x[i] == NULL; i++) {
+        int64_t in = linear_size(i, false), out = linear_size(i, true);
+        x[i] = tt_keep(tt_randn(tt_shape(PLACES, in), TUTTI_F32, NULL));
+        weight[i] = tt_keep(tt_randn(tt_shape(out, in), TUTTI_F32, NULL));
+        grad[i] = tt_keep(tt_randn(tt_shape(PLACES, out), TUTTI_F32, NULL));
+    }
+    *operations = 0;
+    double start = now();
+    for (int i = 0; i < LINEARS; i++) {
+        tt_scope inner = tt_scope_open();
+        tt_linear(x[i], weight[i], NULL);
+        tt_matmul(grad[i], weight[i]);
+        tt_matmul(tt_transpose(grad[i], 0, 1), x[i]);
+        *operations += 6.0 * PLACES * (double)linear_size(i, false) * (double)linear_size(i, true);
+        check(tt_scope_close(&inner));
+    }
+    double taken = now() - start;
+    check(tt_scope_close(&scope));
+    return taken;
+}
+
 static void print_row(const char *name, const char *what, double seconds, double than, const char *of) {
     printf("%-10s %-28s %10.2f ms", name, what, seconds * 1e3);
     if (than > 0)
@@ -122,12 +191,27 @@ enum {
     THEIRS,
     THEIRS_COMPILED,
     COPY,
+    BOUND, /* the chain's arithmetic, the step's products */
     SIDES
 };
 
+static void print_bound(int which, double seconds, double eager, double operations, int threads) {
+    const char *name = cases[which].name;
+    if (cases[which].moved > 0) {
+        print_row(name, "its arithmetic, in the cache", seconds, 0, "");
+        return;
+    }
+    double peak = fma_peak() * threads;
+    print_row(name, "its products alone", seconds, eager, "one by one");
+    if (peak > 0)
+        printf("%-10s %-28s %10.1f GFLOP/s, %.0f %% of %.1f, which the fma of %d core%s do\n", name, "these products",
+               operations / seconds * 1e-9, 100 * operations / seconds / peak, peak * 1e-9, threads,
+               threads > 1 ? "s" : "");
+}
+
 static void measure(int which, int rounds, int threads) {
     const char *name = cases[which].name;
-    double figures[SIDES][ROUNDS], peers_first, cold, warm;
+    double figures[SIDES][ROUNDS], peers_first, cold, warm, operations = 0;
     one_call(which, NULL);
     ask_about("setup", name);
     ask_about("eager", name);
@@ -146,6 +230,7 @@ static void measure(int which, int rounds, int threads) {
         figures[COMPILED][i] = one_call(which, compiled);
         figures[BLOCKS][i] = one_call(which, blocks);
         figures[COPY][i] = cases[which].moved > 0 ? copy_round(cases[which].moved) : 0;
+        figures[BOUND][i] = cases[which].moved > 0 ? arithmetic_round(threads) : products_round(&operations);
         rest(threads);
         figures[THEIRS][i] = ask_about("eager", name);
         figures[THEIRS_COMPILED][i] = ask_about("compiled", name);
@@ -158,6 +243,7 @@ static void measure(int which, int rounds, int threads) {
     print_row(name, "in blocks", of[BLOCKS], of[EAGER], "one by one");
     if (of[COPY] > 0)
         print_row(name, "a copy of its bytes", of[COPY], of[COMPILED], "compiled");
+    print_bound(which, of[BOUND], of[EAGER], operations, threads);
     if (of[THEIRS] > 0)
         print_row(name, "PyTorch eager", of[THEIRS], 0, "");
     if (of[THEIRS_COMPILED] > 0)
@@ -198,6 +284,73 @@ static double peak_of(int which, bool compiled) {
     close(ends[0]);
     waitpid(child, NULL, 0);
     return megabytes;
+}
+
+/* ---- two ranks ---- */
+
+static int gpt_forward(tt_module *module, tt_tensor_list in, tt_tensor **out) {
+    (void)module;
+    out[0] = forward(in.at[0]);
+    return 1;
+}
+
+static int ddp_step(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    tt_tensor *loss = tt_cross_entropy(tt_module_call(user, inputs.at[0]), inputs.at[1], -100);
+    tt_backward(loss, NULL);
+    outputs[0] = tt_detach(loss);
+    tt_optimizer_step(optimizer);
+    tt_optimizer_zero_grad(optimizer);
+    return 1;
+}
+
+/* Seconds of a step on the slower rank. */
+static double ddp_round(tutti_group *group, tt_module *gpt, tt_compiled *compiled) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *outputs[TT_GRAPH_OUTPUTS];
+    check(tutti_barrier(group, NULL));
+    double start = now();
+    if (compiled != NULL)
+        tt_compiled_call(compiled, tt_tensors_of(2, batch));
+    else
+        ddp_step(tt_tensors_of(2, batch), outputs, gpt);
+    double taken = now() - start;
+    taken = tt_item(tt_all_reduce(tt_full(tt_shape(), taken, TUTTI_F64, NULL), TUTTI_MAX, group));
+    check(tt_scope_close(&scope));
+    return taken;
+}
+
+/* Steps one by one and compiled, each with reductions and without: what is between is exposed. */
+static tutti_status ddp_rank(tutti_world *world, void *argument) {
+    static const tt_module_type type = { sizeof type, "Gpt", gpt_forward, NULL };
+    tutti_group *group = tutti_world_group(world);
+    int rounds = *(const int *)argument;
+    double figures[4][ROUNDS];
+    openblas_set_num_threads(1);
+    tt_scope scope = tt_scope_open();
+    make_gpt();
+    tt_module *gpt = tt_module_new(&type, NULL);
+    tt_module_add_child(gpt, "net", net);
+    tt_data_parallel *parallel = tt_data_parallel_new(gpt, group, NULL);
+    tt_compiled *compiled = NULL;
+    tt_compile_options options = { .size = sizeof options, .full = true, .name = "ddp_step" };
+    if (parallel == NULL || !tt_compile(ddp_step, gpt, &options, &compiled))
+        check(tt_error_show());
+    for (int i = -1; i < rounds; i++)
+        for (int side = 0; side < 4; side++) {
+            tt_data_parallel_sync(parallel, side < 2);
+            double taken = ddp_round(group, gpt, side % 2 == 1 ? compiled : NULL);
+            if (i >= 0)
+                figures[side][i] = taken;
+        }
+    for (int side = 0; side < 2 && tutti_world_rank(world) == 0; side++) {
+        double step = median(figures[side], rounds), local = median(figures[side + 2], rounds);
+        print_row("ddp_step", side == 0 ? "one by one" : "compiled", step, side == 0 ? 0 : median(figures[0], rounds),
+                  "one by one");
+        print_row("ddp_step", "  of which exposed", step - local, step, "it");
+    }
+    tt_compiled_release(&compiled);
+    tt_data_parallel_release(parallel);
+    return tt_scope_close(&scope);
 }
 
 /* ---- calls ---- */
@@ -253,6 +406,8 @@ int main(int count, char **arguments) {
             printf("%-10s %-28s %10.0f MiB, one by one %.0f\n", cases[i].name, "peak memory, compiled", compiled,
                    eager);
         }
+    if (is_wanted(&of, "ddp_step"))
+        check(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, ddp_rank, &of.rounds));
     snprintf(command, sizeof command, "rm -rf %s/tutti", folder);
     if (system(command) != 0)
         return 1;
