@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call reads or writes: NumPy arrays, PyTorch tensors, anything with DLPack or the buffer protocol. Nothing is copied: a buffer that is not dense,
+or lies where the library cannot go, is an error."""
+import ctypes
+import sys
+
+from ._library import constants
+
+_TYPES = {"f64": ("float64", "d"), "f32": ("float32", "f"), "f16": ("float16", "e"), "bf16": ("bfloat16",), "f8_e4m3": ("float8_e4m3fn",),
+          "f8_e5m2": ("float8_e5m2",), "i8": ("int8", "b"), "i16": ("int16", "h"), "i32": ("int32", "i"), "i64": ("int64", "q", "l"),
+          "u8": ("uint8", "B", "c"), "u16": ("uint16", "H"), "u32": ("uint32", "I"), "u64": ("uint64", "Q", "L"), "bool": ("bool", "?"),
+          "c64": ("complex64", "Zf"), "c128": ("complex128", "Zd")}
+_NUMBERS = {name: constants["TUTTI_" + name.upper()] for name in _TYPES}
+_BY_NAME = {alias: name for name, aliases in _TYPES.items() for alias in (name, *aliases)}
+_SIZES = {name: int("".join(char for char in name.split("_")[0] if char.isdigit())) // 8 for name in _TYPES if name != "bool"}
+_SIZES["bool"] = 1
+
+
+def dtype_name(dtype):
+    """The library's name of an element type, given as its own name, Python's, NumPy's or PyTorch's."""
+    text = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    text = {"float": "f64", "int": "i64"}.get(text, text).replace("torch.", "")
+    if text not in _BY_NAME:
+        raise TypeError(f"tutti: {dtype!r} is no element type; there are {', '.join(_TYPES)}")
+    return _BY_NAME[text]
+
+
+def dtype_number(dtype):
+    return _NUMBERS[dtype_name(dtype)]
+
+
+def dtype_bytes(dtype):
+    return _SIZES[dtype_name(dtype)]
+
+
+class Buffer:
+    """Where something lies, and what it is. `owner` keeps it there."""
+    __slots__ = ("address", "count", "dtype", "owner", "shape")
+
+    def __init__(self, address, shape, dtype, owner):
+        self.address, self.shape, self.dtype, self.owner = address, tuple(shape), dtype, owner
+        self.count = 1
+        for size in self.shape:
+            self.count *= size
+
+    @property
+    def number(self):
+        return _NUMBERS[self.dtype]
+
+
+class _View(ctypes.Structure):
+    _fields_ = [("buf", ctypes.c_void_p), ("obj", ctypes.py_object), ("len", ctypes.c_ssize_t), ("itemsize", ctypes.c_ssize_t), ("readonly", ctypes.c_int),
+                ("ndim", ctypes.c_int), ("format", ctypes.c_char_p), ("shape", ctypes.POINTER(ctypes.c_ssize_t)),
+                ("strides", ctypes.POINTER(ctypes.c_ssize_t)), ("suboffsets", ctypes.c_void_p), ("internal", ctypes.c_void_p)]
+
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = [ctypes.py_object, ctypes.POINTER(_View), ctypes.c_int]
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = [ctypes.POINTER(_View)]
+_release_buffer.restype = None
+
+
+class _Held:
+    """A view by the buffer protocol: while it lives the object does not move."""
+
+    def __init__(self, thing, writable):
+        self.view = _View()
+        _get_buffer(thing, ctypes.byref(self.view), 0x18 | 0x04 | (0x01 if writable else 0))  # strides, format, writable
+
+    def __del__(self):
+        if self.view.buf:
+            _release_buffer(ctypes.byref(self.view))
+
+
+def _of_buffer(thing, writable):
+    held = _Held(thing, writable)
+    view = held.view
+    shape = [view.shape[i] for i in range(view.ndim)]
+    if not memoryview(thing).c_contiguous:
+        raise ValueError("tutti: the buffer is not contiguous")
+    text = (view.format or b"B").decode().lstrip("@=<")
+    if text not in _BY_NAME:
+        raise TypeError(f"tutti: a buffer of format {text!r} holds no element type of Tutti's")
+    return Buffer(view.buf or 0, shape, _BY_NAME[text], held)
+
+
+def _of_numpy(array, writable):
+    if not array.flags.c_contiguous:
+        raise ValueError(f"tutti: the array of shape {array.shape} is not contiguous; numpy.ascontiguousarray makes a copy that is")
+    if writable and not array.flags.writeable:
+        raise ValueError("tutti: the array is read-only, and would be written")
+    return Buffer(array.__array_interface__["data"][0], array.shape, dtype_name(array.dtype), array)
+
+
+def _of_torch(tensor):
+    if not tensor.is_contiguous():
+        raise ValueError(f"tutti: the tensor of shape {tuple(tensor.shape)} is not contiguous; .contiguous() makes a copy that is")
+    return Buffer(tensor.data_ptr(), tensor.shape, dtype_name(tensor.dtype), tensor)
+
+
+class _Dlpack(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device_type", ctypes.c_int), ("device_id", ctypes.c_int), ("ndim", ctypes.c_int), ("code", ctypes.c_uint8),
+                ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("byte_offset", ctypes.c_uint64)]
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.argtypes, _capsule_pointer.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+_DLPACK_CODES = {0: "i", 1: "u", 2: "f", 4: "bf", 5: "c", 6: "bool"}
+
+
+def _of_dlpack(thing):
+    capsule = thing.__dlpack__()
+    tensor = _Dlpack.from_address(_capsule_pointer(capsule, b"dltensor"))
+    shape = [tensor.shape[i] for i in range(tensor.ndim)]
+    step = 1
+    for i in reversed(range(tensor.ndim)):
+        if tensor.strides and shape[i] > 1 and tensor.strides[i] != step:
+            raise ValueError("tutti: the array is not contiguous")
+        step *= shape[i]
+    code = _DLPACK_CODES.get(tensor.code)
+    name = "bool" if code == "bool" else f"{code}{tensor.bits}"
+    if name not in _NUMBERS or tensor.lanes != 1:
+        raise TypeError(f"tutti: DLPack's type {tensor.code} of {tensor.bits} bits is none of Tutti's")
+    return Buffer((tensor.data or 0) + tensor.byte_offset, shape, name, (thing, capsule))
+
+
+def is_numpy(thing):
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(thing, (numpy.ndarray, numpy.generic))
+
+
+def is_torch(thing):
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(thing, torch.Tensor)
+
+
+def buffer_of(thing, writable=False):
+    """Where an object lies. writable: it will be written."""
+    if isinstance(thing, Buffer):
+        return thing
+    if is_numpy(thing):
+        return _of_numpy(thing, writable)
+    if is_torch(thing):
+        return _of_torch(thing)
+    try:
+        memoryview(thing)
+    except TypeError:
+        if hasattr(thing, "__dlpack__"):
+            return _of_dlpack(thing)
+        raise TypeError(f"tutti: a {type(thing).__name__} has neither the buffer protocol nor DLPack") from None
+    return _of_buffer(thing, writable)
+
+
+def new_like(thing, shape, who):
+    """An array of the same library and element type."""
+    if is_numpy(thing):
+        return sys.modules["numpy"].empty(shape, thing.dtype)
+    if is_torch(thing):
+        return thing.new_empty(shape)
+    raise TypeError(f"{who}: out must be given where the input is no NumPy array and no PyTorch tensor")

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting ranks from Python."""
+import ctypes
+import multiprocessing
+import os
+import secrets
+import signal
+import traceback
+
+from . import world as _world
+from ._library import lib, struct
+from .errors import DeadError, check
+
+
+def _rank_main(function, arguments, given, results):
+    _world._given.update(given)
+    try:
+        answer = (given["rank"], True, function(*arguments))
+    except BaseException as error:  # the parent raises it
+        error.__traceback_text__ = traceback.format_exc()
+        answer = (given["rank"], False, (error, error.__traceback_text__))
+    try:
+        results.send(answer)
+    except Exception:  # what cannot be pickled
+        results.send((given["rank"], False, (RuntimeError(repr(answer[2])), traceback.format_exc())))
+    results.close()
+
+
+def spawn(function, ranks, *arguments):
+    """Runs function(*arguments) in `ranks` new processes, in which tutti.World() finds the others, and returns what they returned, in the order of the
+    ranks. The first that raises is raised here, when all have ended; one that dies is a DeadError. As with multiprocessing, the function must be one that
+    can be imported, and the program's own start belongs under `if __name__ == "__main__":`."""
+    store = f"unix:@tutti-python-{os.getpid()}-{secrets.token_hex(8)}"
+    server = ctypes.c_void_p()  # here, so that any rank may leave first
+    check(lib.tutti_store_open_url(store.encode(), ctypes.byref(struct("tutti_tcp_store_options")(server=True, no_wait=True)), ctypes.byref(server)))
+    try:
+        return _run(function, ranks, arguments, store)
+    finally:
+        lib.tutti_store_release(server)
+
+
+def _run(function, ranks, arguments, store):
+    context = multiprocessing.get_context("spawn")
+    children = []
+    for rank in range(ranks):
+        receiver, sender = context.Pipe(duplex=False)
+        process = context.Process(target=_rank_main, args=(function, arguments, {"rank": rank, "size": ranks, "store": store}, sender))
+        process.start()
+        sender.close()
+        children.append((process, receiver))
+    results, failures, deaths = [None] * ranks, [], []
+    try:
+        for rank, (process, receiver) in enumerate(children):
+            try:
+                _, good, value = receiver.recv()
+                if good:
+                    results[rank] = value
+                else:
+                    failures.append(value)
+            except EOFError:
+                process.join()
+                deaths.append((rank, process.exitcode))
+            process.join()
+    except BaseException:
+        for process, _ in children:
+            process.terminate()
+        raise
+    if deaths:
+        rank, code = deaths[0]
+        how = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with status {code}"
+        raise DeadError("DEAD", f"rank {rank} {how}", [rank])
+    if failures:
+        error, text = failures[0]
+        error.__cause__ = None
+        if hasattr(error, "add_note"):
+            error.add_note("in a rank:\n" + text)
+        raise error
+    return results

@@ -1,0 +1,528 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Worlds, groups and what they do together."""
+import asyncio
+import ctypes
+import os
+import weakref
+
+from . import _interrupt
+from ._library import constants, lib, struct
+from .buffers import buffer_of, dtype_bytes, dtype_number, new_like
+from .errors import check, error_of
+
+_Call = struct("tutti_call")
+_REDUCTIONS = {name: constants["TUTTI_" + name.upper()] for name in ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")}
+
+
+def _text(value):
+    return value.encode() if value is not None else None
+
+
+def _nanoseconds(seconds):
+    return 0 if seconds is None else max(1, int(seconds * 1e9))
+
+
+def _ints(values):
+    return (ctypes.c_int * len(values))(*values)
+
+
+def _sizes(values):
+    return (ctypes.c_size_t * len(values))(*values)
+
+
+def _reduction(name):
+    if name not in _REDUCTIONS:
+        raise ValueError(f"tutti: {name!r} is no reduction; there are {', '.join(_REDUCTIONS)}")
+    return _REDUCTIONS[name]
+
+
+class Work:
+    """A call that was started with wait=False. Wait for it, or await it; its buffers stay alive until then."""
+
+    def __init__(self, world, handle, result, kept):
+        self._world, self._handle, self._kept, self.result = world, handle, kept, result
+        self._release = weakref.finalize(self, lib.tutti_work_release, handle)
+
+    def done(self):
+        """Whether it has finished, well or not."""
+        finished = ctypes.c_bool()
+        check(lib.tutti_work_test(self._handle, ctypes.byref(finished)))
+        return finished.value
+
+    def wait(self, timeout=None):
+        """Waits, and returns what the call would have returned."""
+        check(_interrupt.call(self._world, lib.tutti_work_wait, self._handle, _nanoseconds(timeout)))
+        self._kept = None
+        return self.result
+
+    def __await__(self):
+        return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
+
+
+class Group:
+    """Ranks that do something together. Collectives are called by all of them, in the same order. Arrays may be NumPy's, PyTorch's (CPU), or anything
+    with the buffer protocol or DLPack; they are read and written where they lie. With wait=False a call returns a Work. timeout is in seconds."""
+
+    def __init__(self, world, handle, owned=True):
+        self.world, self._handle, self._batch = world, handle, None
+        if owned:
+            self._release = weakref.finalize(self, lib.tutti_group_release, handle)
+
+    rank = property(lambda self: lib.tutti_group_rank(self._handle), doc="This rank in the group.")
+    size = property(lambda self: lib.tutti_group_size(self._handle), doc="How many ranks it has.")
+    name = property(lambda self: lib.tutti_group_name(self._handle).decode(), doc="Its name.")
+
+    @property
+    def ranks(self):
+        """Its ranks, as numbers of the world."""
+        ranks = ctypes.cast(lib.tutti_group_ranks(self._handle), ctypes.POINTER(ctypes.c_int))
+        return [ranks[i] for i in range(self.size)]
+
+    @property
+    def timeout(self):
+        """Seconds that a call may take."""
+        return lib.tutti_group_timeout(self._handle) * 1e-9
+
+    @timeout.setter
+    def timeout(self, seconds):
+        check(lib.tutti_group_set_timeout(self._handle, _nanoseconds(seconds)))
+
+    def __repr__(self):
+        return f"<tutti.Group {self.name!r}, rank {self.rank} of {self.size}>"
+
+    # ---- making calls ----
+
+    def _run(self, function, arguments, result, kept, wait, timeout, **fields):
+        call = _Call(timeout_ns=_nanoseconds(timeout), **fields)
+        if self._batch is not None:
+            call.batch = self._batch._handle
+            self._batch._kept.append((kept, result))
+            check(function(self._handle, *arguments, ctypes.byref(call)))
+            return result
+        if not wait:
+            handle = ctypes.c_void_p()
+            call.work = ctypes.addressof(handle)
+            check(_interrupt.call(self.world._handle, function, self._handle, *arguments, ctypes.byref(call)))
+            return Work(self.world._handle, handle.value, result, (kept, result))
+        status = _interrupt.call(self.world._handle, function, self._handle, *arguments, ctypes.byref(call))
+        if status:
+            raise error_of(status)
+        return result
+
+    def _pair(self, who, array, out, shape):
+        """Input and output, which is made where none is given."""
+        out = new_like(array, shape, who) if out is None else out
+        source, target = buffer_of(array), buffer_of(out, writable=True)
+        if source.dtype != target.dtype:
+            raise TypeError(f"{who}: the input is {source.dtype} and out is {target.dtype}")
+        return source, target, out
+
+    def _length(self, who, target, count):
+        if target.count != count:
+            raise ValueError(f"{who}: out has {target.count} elements and needs {count}")
+
+    def barrier(self, wait=True, timeout=None):
+        """Returns when all ranks have called it."""
+        return self._run(lib.tutti_barrier, (), None, None, wait, timeout)
+
+    def all_reduce(self, array, op="sum", out=None, wait=True, timeout=None):
+        """The sum (or avg, product, min, max, band, bor, bxor) over all ranks, in place or into out, which is returned. Added in the order of the ranks:
+        the same bits on every rank, every time."""
+        out = array if out is None else out
+        source, target, out = self._pair("all_reduce", array, out, None)
+        self._length("all_reduce", target, source.count)
+        return self._run(lib.tutti_all_reduce, (source.address, target.address, source.count, source.number, _reduction(op)), out, (source, target), wait, timeout)
+
+    def reduce(self, array, root=0, op="sum", out=None, wait=True, timeout=None):
+        """all_reduce whose result the root alone gets; elsewhere out is not touched."""
+        out = array if out is None else out
+        source, target, out = self._pair("reduce", array, out, None)
+        self._length("reduce", target, source.count)
+        return self._run(lib.tutti_reduce, (source.address, target.address, source.count, source.number, _reduction(op), root), out, (source, target), wait,
+                         timeout)
+
+    def broadcast(self, array, root=0, wait=True, timeout=None):
+        """The root's array, in everybody's."""
+        target = buffer_of(array, writable=True)
+        return self._run(lib.tutti_broadcast, (target.address, target.address, target.count, target.number, root), array, target, wait, timeout)
+
+    def all_gather(self, array, out=None, wait=True, timeout=None):
+        """The arrays of all ranks, one after the other: shape (size, *shape) where out is not given."""
+        source = buffer_of(array)
+        source, target, out = self._pair("all_gather", array, out, (self.size, *source.shape))
+        self._length("all_gather", target, source.count * self.size)
+        return self._run(lib.tutti_all_gather, (source.address, target.address, source.count, source.number), out, (source, target), wait, timeout)
+
+    def all_gather_v(self, array, counts, out, wait=True, timeout=None):
+        """all_gather of arrays of counts[rank] elements, one after the other in out."""
+        source, target, out = self._pair("all_gather_v", array, out, None)
+        self._length("all_gather_v", target, sum(counts))
+        kept = _sizes(counts)
+        return self._run(lib.tutti_all_gather_v, (source.address, target.address, kept, None, source.number), out, (source, target, kept), wait, timeout)
+
+    def reduce_scatter(self, array, op="sum", out=None, wait=True, timeout=None):
+        """This rank's part of the sum: the first dimension is cut by the number of ranks."""
+        source = buffer_of(array)
+        if source.count % self.size:
+            raise ValueError(f"reduce_scatter: {source.count} elements cannot be cut into {self.size} parts")
+        first = source.shape[0] if source.shape else 1
+        shape = (first // self.size, *source.shape[1:]) if first % self.size == 0 else (source.count // self.size,)
+        source, target, out = self._pair("reduce_scatter", array, out, shape)
+        self._length("reduce_scatter", target, source.count // self.size)
+        return self._run(lib.tutti_reduce_scatter, (source.address, target.address, target.count, source.number, _reduction(op)), out, (source, target), wait,
+                         timeout)
+
+    def gather(self, array, root=0, out=None, wait=True, timeout=None):
+        """all_gather whose result the root alone gets; None elsewhere."""
+        source = buffer_of(array)
+        if self.rank != root:
+            return self._run(lib.tutti_gather, (source.address, None, source.count, source.number, root), None, source, wait, timeout)
+        source, target, out = self._pair("gather", array, out, (self.size, *source.shape))
+        self._length("gather", target, source.count * self.size)
+        return self._run(lib.tutti_gather, (source.address, target.address, source.count, source.number, root), out, (source, target), wait, timeout)
+
+    def scatter(self, array, out, root=0, wait=True, timeout=None):
+        """Parts of the root's array, one to each rank's out; elsewhere array is None."""
+        target = buffer_of(out, writable=True)
+        source = buffer_of(array) if self.rank == root else None
+        if source is not None and (source.count != target.count * self.size or source.dtype != target.dtype):
+            raise ValueError(f"scatter: {source.count} elements of {source.dtype} cannot be cut into {self.size} parts of {target.count} {target.dtype}")
+        return self._run(lib.tutti_scatter, (source.address if source else None, target.address, target.count, target.number, root), out, (source, target), wait,
+                         timeout)
+
+    def all_to_all(self, array, out=None, wait=True, timeout=None):
+        """Part r of the array goes to rank r; out has what came, in the order of the ranks."""
+        source = buffer_of(array)
+        source, target, out = self._pair("all_to_all", array, out, source.shape)
+        if source.count % self.size:
+            raise ValueError(f"all_to_all: {source.count} elements cannot be cut into {self.size} parts")
+        self._length("all_to_all", target, source.count)
+        return self._run(lib.tutti_all_to_all, (source.address, target.address, source.count // self.size, source.number), out, (source, target), wait, timeout)
+
+    def all_to_all_v(self, array, counts, out, out_counts, wait=True, timeout=None):
+        """all_to_all of parts of different lengths: counts[r] elements go to rank r, out_counts[r] come from it, one after the other."""
+        source, target, out = self._pair("all_to_all_v", array, out, None)
+        self._length("all_to_all_v", target, sum(out_counts))
+        if len(counts) != self.size or len(out_counts) != self.size or sum(counts) != source.count:
+            raise ValueError(f"all_to_all_v: counts are {list(counts)} and {list(out_counts)}, for {self.size} ranks and {source.count} elements")
+        sent, received = _sizes(counts), _sizes(out_counts)
+        return self._run(lib.tutti_all_to_all_v, (source.address, sent, None, target.address, received, None, source.number), out,
+                         (source, target, sent, received), wait, timeout)
+
+    def permute(self, array, to, out=None, wait=True, timeout=None):
+        """The array goes to rank to[rank]; out has what came."""
+        source = buffer_of(array)
+        source, target, out = self._pair("permute", array, out, source.shape)
+        self._length("permute", target, source.count)
+        if len(to) != self.size:
+            raise ValueError(f"permute: to has {len(to)} entries, and there are {self.size} ranks")
+        kept = _ints(to)
+        return self._run(lib.tutti_permute, (source.address, target.address, source.count, source.number, kept), out, (source, target, kept), wait, timeout)
+
+    def send(self, array, to, tag=0, wait=True, timeout=None):
+        """To one rank, which receives it."""
+        source = buffer_of(array)
+        return self._run(lib.tutti_send, (source.address, source.count, source.number, to, tag), None, source, wait, timeout)
+
+    def recv(self, array, source=None, tag=None, wait=True, timeout=None):
+        """From one rank (None: any), with that tag (None: any), into the array, which is returned."""
+        target = buffer_of(array, writable=True)
+        return self._run(lib.tutti_recv, (target.address, target.count, target.number, constants["TUTTI_ANY_SOURCE"] if source is None else source,
+                                          constants["TUTTI_ANY_TAG"] if tag is None else tag), array, target, wait, timeout)
+
+    def batch(self):
+        """Sends, receives and collectives inside of `with group.batch():` run as one."""
+        return Batch(self)
+
+    # ---- groups of groups, and their end ----
+
+    def shrink(self, exclude=(), timeout=None):
+        """The ranks that live, without those excluded, as a new group. Every one of them calls it, also after this group has ended."""
+        numbers = _ints(list(exclude))
+        options = struct("tutti_shrink_options")(exclude=ctypes.addressof(numbers) if exclude else None, exclude_count=len(numbers),
+                                                 timeout_ns=_nanoseconds(timeout))
+        return self._new(lib.tutti_group_shrink, self._handle, ctypes.byref(options))
+
+    def refill(self, timeout=None):
+        """Whole again, with newcomers in the places of the dead (`tutti run --refill`)."""
+        return self._new(lib.tutti_group_refill, self._handle, _nanoseconds(timeout))
+
+    def _new(self, function, *arguments):
+        handle = ctypes.c_void_p()
+        check(_interrupt.call(self.world._handle, function, *arguments, ctypes.byref(handle)))
+        return Group(self.world, handle.value)
+
+    def agree(self, mine):
+        """Whether `mine` was true on every rank that came. Deaths do not disturb it."""
+        every = ctypes.c_bool()
+        check(_interrupt.call(self.world._handle, lib.tutti_group_agree, self._handle, bool(mine), ctypes.byref(every)))
+        return every.value
+
+    def check(self):
+        """Raises what has ended the group, if anything has."""
+        check(lib.tutti_group_check(self._handle))
+
+    def abort(self, reason):
+        """Ends the group on all ranks, with this reason in their errors."""
+        check(lib.tutti_group_abort(self._handle, _text(reason)))
+
+    def ran(self):
+        """What the last call was run by: operation, algorithm, executor, and why."""
+        ran = struct("tutti_ran")()
+        check(lib.tutti_group_ran(self._handle, ctypes.byref(ran)))
+        return {"operation": ran.operation.decode(), "algorithm": lib.tutti_algorithm_name(ran.algorithm).decode(), "executor": ran.executor.decode(),
+                "why": ran.why.decode()}
+
+
+class Batch:
+    """See Group.batch."""
+
+    def __init__(self, group):
+        self._group, self._handle, self._kept = group, None, []
+
+    def __enter__(self):
+        if self._group._batch is not None:
+            raise RuntimeError("tutti: a batch of this group is open already")
+        handle = ctypes.c_void_p()
+        check(lib.tutti_batch_begin(self._group._handle, ctypes.byref(handle)))
+        self._handle, self._group._batch = handle.value, self
+        return self
+
+    def __exit__(self, kind, value, trace):
+        self._group._batch = None
+        if kind is not None:
+            lib.tutti_batch_cancel(self._handle)
+            return
+        check(_interrupt.call(self._group.world._handle, lib.tutti_batch_end, self._handle, None))
+        self._kept = []
+
+
+class Peers:
+    """The blocks of all ranks of a group, mapped."""
+
+    def __init__(self, memory, group, handle):
+        self.group, self._memory, self._handle = group, memory, handle
+        self._release = weakref.finalize(self, lib.tutti_peers_release, handle)
+
+    def array(self, rank, shape=None, dtype=None, offset=0):
+        """The block of a rank, or a part of it, as a NumPy array over that very memory. offset is in elements."""
+        import numpy
+        shape = self._memory.shape if shape is None else shape
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        dtype = self._memory.dtype if dtype is None else dtype
+        view = struct("tutti_view")()
+        check(lib.tutti_peers_get_buffer(self._handle, rank, (ctypes.c_int64 * max(1, len(shape)))(*shape), len(shape), dtype_number(dtype), offset,
+                                         ctypes.byref(view)))
+        count = 1
+        for size in shape:
+            count *= size
+        block = (ctypes.c_char * (count * dtype_bytes(dtype))).from_address(view.data or 1) if count else (ctypes.c_char * 0)()
+        block._owner = self  # the array keeps the mapping
+        return numpy.frombuffer(block, _numpy_dtype(dtype)).reshape(shape)
+
+    def put(self, to, array, offset=0, timeout=None):
+        """Writes an array into a rank's block, offset bytes from its beginning."""
+        source = buffer_of(array)
+        self._call(lib.tutti_peers_put, to, offset, source.address, source.count * dtype_bytes(source.dtype), timeout=timeout)
+
+    def get(self, source, array, offset=0, timeout=None):
+        """Reads from a rank's block into an array, which is returned."""
+        target = buffer_of(array, writable=True)
+        self._call(lib.tutti_peers_get, source, offset, target.address, target.count * dtype_bytes(target.dtype), timeout=timeout)
+        return array
+
+    def signal(self, to, channel=0, timeout=None):
+        """Tells a rank that waits for it; it sees what was put before."""
+        self._call(lib.tutti_peers_signal, to, channel, timeout=timeout)
+
+    def wait_signal(self, source, channel=0, timeout=None):
+        """Waits for the signal of a rank."""
+        self._call(lib.tutti_peers_wait_signal, source, channel, timeout=timeout)
+
+    def barrier(self, channel=0, timeout=None):
+        """Of all ranks; each sees what the others have put before."""
+        self._call(lib.tutti_peers_barrier, channel, timeout=timeout)
+
+    def _call(self, function, *arguments, timeout):
+        call = _Call(timeout_ns=_nanoseconds(timeout))
+        check(_interrupt.call(self.group.world._handle, function, self._handle, *arguments, ctypes.byref(call)))
+
+
+def _numpy_dtype(dtype):
+    import numpy
+
+    from .buffers import _TYPES, dtype_name
+    name = _TYPES[dtype_name(dtype)][0]
+    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        import ml_dtypes
+        return numpy.dtype(getattr(ml_dtypes, name))
+    return numpy.dtype(name)
+
+
+class Memory:
+    """Symmetric memory: a block of this rank that others can map. Arrays over it keep it alive, also beyond the world."""
+
+    def __init__(self, world, shape, dtype, handle):
+        self.world, self.shape, self.dtype, self._handle = world, shape, dtype, handle
+        self._release = weakref.finalize(self, lib.tutti_memory_release, handle)
+
+    def rendezvous(self, group=None):
+        """A collective of the group (default: the world's): maps the blocks of all, which must be equally long."""
+        group = group if group is not None else self.world.group
+        handle = ctypes.c_void_p()
+        check(_interrupt.call(self.world._handle, lib.tutti_memory_rendezvous, self._handle, group._handle, ctypes.byref(handle)))
+        return Peers(self, group, handle.value)
+
+    @property
+    def array(self):
+        """The block itself, as a NumPy array over it."""
+        import numpy
+        block = (ctypes.c_char * lib.tutti_memory_bytes(self._handle)).from_address(lib.tutti_memory_data(self._handle))
+        block._owner = self
+        dtype = _numpy_dtype(self.dtype)
+        count = 1
+        for size in self.shape:
+            count *= size
+        return numpy.frombuffer(block, dtype, count).reshape(self.shape)
+
+
+class Store:
+    """Keys and values that all ranks see: world.store."""
+
+    def __init__(self, world, handle):
+        self._world, self._handle = world, handle
+
+    def set(self, key, value):
+        value = value.encode() if isinstance(value, str) else bytes(value)
+        check(_interrupt.call(self._world._handle, lib.tutti_store_set, self._handle, _text(key), value, len(value)))
+
+    def get(self, key, timeout=None):
+        """The value, as bytes; waits until it is there."""
+        value, length = ctypes.c_void_p(), ctypes.c_size_t()
+        check(_interrupt.call(self._world._handle, lib.tutti_store_get, self._handle, _text(key), _nanoseconds(timeout), ctypes.byref(value),
+                              ctypes.byref(length)))
+        found = ctypes.string_at(value, length.value)
+        lib.tutti_free(value)
+        return found
+
+    def add(self, key, amount=1):
+        """Adds to a counter, and returns the sum."""
+        total = ctypes.c_int64()
+        check(_interrupt.call(self._world._handle, lib.tutti_store_add, self._handle, _text(key), amount, ctypes.byref(total)))
+        return total.value
+
+    def wait(self, *keys, timeout=None):
+        """Until all keys are there."""
+        names = (ctypes.c_char_p * len(keys))(*[key.encode() for key in keys])
+        check(_interrupt.call(self._world._handle, lib.tutti_store_wait, self._handle, names, len(keys), _nanoseconds(timeout)))
+
+    def delete(self, key):
+        """Whether it was there."""
+        existed = ctypes.c_bool()
+        check(lib.tutti_store_delete(self._handle, _text(key), ctypes.byref(existed)))
+        return existed.value
+
+
+class World:
+    """All ranks of a job. Without arguments the launcher's environment decides (`tutti run`, torchrun, mpirun, srun, tutti.spawn), and there is one rank
+    where there is none of them.
+
+        with tutti.World() as world:
+            world.group.all_reduce(array)
+    """
+
+    def __init__(self, rank=None, size=None, store=None, name=None, timeout=None, threads=None, settings=None):
+        if (rank is None) != (size is None):
+            raise ValueError("tutti: rank and size are given together, or not at all")
+        given = _spawned() if rank is None and store is None else {}
+        rank, size, store = given.get("rank", rank), given.get("size", size), given.get("store", store)
+        _interrupt.start()
+        options = struct("tutti_world_options")(name=_text(name), rank=rank or 0, rank_count=size or 0, store_url=_text(store),
+                                                timeout_ns=_nanoseconds(timeout), settings=_text(settings),
+                                                threads=constants["TUTTI_NONE"] if threads == 0 else threads or 0)
+        handle = ctypes.c_void_p()
+        check(_interrupt.call(None, lib.tutti_world_open, ctypes.byref(options), ctypes.byref(handle)))
+        self._handle = handle.value
+        self._process = os.getpid()
+
+    def _open(self):
+        if self._handle is None:
+            raise RuntimeError("tutti: the world is closed")
+        return self._handle
+
+    rank = property(lambda self: lib.tutti_world_rank(self._open()), doc="This rank, from 0.")
+    size = property(lambda self: lib.tutti_world_size(self._open()), doc="How many ranks there are.")
+    local_rank = property(lambda self: lib.tutti_world_local_rank(self._open()), doc="Among the ranks of this host.")
+    local_size = property(lambda self: lib.tutti_world_local_size(self._open()), doc="How many ranks this host has.")
+    launcher = property(lambda self: lib.tutti_world_launcher(self._open()).decode(), doc="How the world was found.")
+
+    @property
+    def group(self):
+        """All ranks. After Group.refill it is the group that is whole."""
+        return Group(self, lib.tutti_world_group(self._open()), owned=False)
+
+    @property
+    def store(self):
+        """Where the ranks meet; None in a world of one."""
+        handle = lib.tutti_world_store(self._open())
+        return Store(self, handle) if handle else None
+
+    def new_group(self, ranks, name=None, tag=None, timeout=None):
+        """A group of these ranks. All ranks of the world call it; None on those that are not in it."""
+        options = struct("tutti_group_options")(name=_text(name), tag=_text(tag), timeout_ns=_nanoseconds(timeout))
+        handle = ctypes.c_void_p()
+        check(_interrupt.call(self._open(), lib.tutti_group_new, self._handle, _ints(ranks), len(ranks), ctypes.byref(options), ctypes.byref(handle)))
+        return Group(self, handle.value) if self.rank in ranks else None
+
+    def empty(self, shape, dtype="f32", huge_pages=None):
+        """Symmetric memory for an array. Memory.array is the array, Memory.rendezvous maps those of the others."""
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        count = 1
+        for size in shape:
+            count *= size
+        choice = {None: 0, False: constants["TUTTI_NO"], True: constants["TUTTI_YES"]}[huge_pages]
+        options = struct("tutti_memory_options")(huge_pages=choice)
+        handle = ctypes.c_void_p()
+        check(lib.tutti_memory_alloc(self._open(), count * dtype_bytes(dtype), ctypes.byref(options), ctypes.byref(handle)))
+        return Memory(self, shape, dtype, handle.value)
+
+    def interrupt(self):
+        """Ends the waits of this rank, from any thread, until resume."""
+        lib.tutti_world_interrupt(self._open())
+
+    def resume(self):
+        lib.tutti_world_resume(self._open())
+
+    def finish(self, timeout=None):
+        """Leaves together with all ranks that live."""
+        handle, self._handle = self._open(), None
+        self._end(_interrupt.call(None, lib.tutti_world_finish, handle, _nanoseconds(timeout)))
+
+    def close(self):
+        """Leaves, and waits for nobody. A second close does nothing. Arrays over symmetric memory stay valid."""
+        if self._handle is None or self._process != os.getpid():
+            return
+        handle, self._handle = self._handle, None
+        self._end(lib.tutti_world_close(handle))
+
+    @staticmethod
+    def _end(status):
+        if status and status != constants["TUTTI_ERROR_STATE"]:  # live handles: Python releases them when their objects go
+            raise error_of(status)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        self.close()
+
+    def __repr__(self):
+        return "<tutti.World, closed>" if self._handle is None else f"<tutti.World, rank {self.rank} of {self.size}>"
+
+
+_given = {}
+
+
+def _spawned():
+    """Rank, size and store that tutti.spawn has given this process."""
+    return _given

@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The Python package, with processes as ranks: collectives on buffers of all kinds, symmetric memory, works, batches, errors, deaths and Ctrl-C."""
+import array
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+
+build = pathlib.Path(os.environ.get("TEST_BUILD", "build/release"))
+if os.environ.get("TEST_SANITIZE"):
+    print("skipped: a library with a sanitizer cannot be loaded late")
+    sys.exit(77)
+if not (build / "python" / "tutti" / "_interface.py").exists():
+    print("skipped: the Python package was not built")
+    sys.exit(77)
+sys.path.insert(0, str(build / "python"))
+os.environ["PYTHONPATH"] = str(build / "python") + os.pathsep + os.environ.get("PYTHONPATH", "")
+import tutti  # noqa: E402
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+
+def raises(kind, function, *arguments, **named):
+    """What it raises, which must be of that kind."""
+    try:
+        function(*arguments, **named)
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+# ---- what ranks do ----
+
+def buffers():
+    with tutti.World() as world:
+        group, rank, size = world.group, world.rank, world.size
+        assert group.rank == rank and group.ranks == list(range(size)) and world.launcher == "options"
+        x = array.array("f", [rank, 1])
+        assert group.all_reduce(x) is x and list(x) == [sum(range(size)), size]
+        y = bytearray(size)
+        group.all_gather(bytes([rank]), out=y)
+        assert list(y) == list(range(size))
+        z = array.array("d", [rank] * 3)
+        group.broadcast(z, root=1)
+        assert list(z) == [1] * 3
+        group.reduce(z, root=0, op="max")
+        part = array.array("i", [0])
+        group.reduce_scatter(array.array("i", range(size)), out=part)
+        assert part[0] == rank * size
+        group.scatter(array.array("q", range(size)) if rank == 0 else None, out=(one := array.array("q", [9])), root=0)
+        assert one[0] == rank
+        got = array.array("q", [0] * size)
+        assert (group.gather(one, out=got, root=0) is got) == (rank == 0)
+        group.all_to_all(array.array("i", [10 * rank + i for i in range(size)]), out=(moved := array.array("i", [0] * size)))
+        assert list(moved) == [10 * i + rank for i in range(size)]
+        group.permute(one, to=[(i + 1) % size for i in range(size)], out=(came := array.array("q", [0])))
+        assert came[0] == (rank - 1) % size
+        group.barrier()
+        return rank
+
+
+def messages():
+    with tutti.World() as world:
+        group, rank = world.group, world.rank
+        got = array.array("i", [0])
+        if rank == 0:
+            group.send(array.array("i", [42]), to=1, tag=7)
+        else:
+            assert group.recv(got, source=0, tag=7)[0] == 42
+        with group.batch():
+            group.send(array.array("i", [rank]), to=1 - rank)
+            group.recv(got, source=1 - rank, tag=0)
+        assert got[0] == 1 - rank
+        work = group.all_reduce(array.array("d", [1.5]), wait=False)
+        assert list(work.wait()) == [3] and work.done()
+        world.store.set(f"from {rank}", "hello")
+        assert world.store.get(f"from {1 - rank}", timeout=60) == b"hello"
+        assert world.store.add("counter") in (1, 2)
+        world.finish()
+
+
+def awaited():
+    import asyncio
+
+    async def both(group):
+        first, second = group.all_reduce(array.array("i", [1]), wait=False), group.all_reduce(array.array("i", [2]), wait=False)
+        return [list(await first), list(await second)]
+
+    with tutti.World() as world:
+        assert asyncio.run(both(world.group)) == [[2], [4]]
+
+
+def symmetric():
+    with tutti.World() as world:
+        rank, size = world.rank, world.size
+        memory = world.empty((2, 3), "i32")
+        memory.array[:] = rank
+        peers = memory.rendezvous()
+        peers.barrier()
+        beside = peers.array((rank + 1) % size)
+        assert beside.shape == (2, 3) and (beside == (rank + 1) % size).all()
+        peers.barrier()
+        peers.put((rank + 1) % size, numpy.full(3, 100 + rank, "i4"), offset=12)
+        peers.signal((rank + 1) % size)
+        peers.wait_signal((rank - 1) % size)
+        assert (memory.array[1] == 100 + (rank - 1) % size).all() and (memory.array[0] == rank).all()
+        own = memory.array
+        world.group.all_reduce(own[0])
+        assert (own[0] == sum(range(size))).all()
+        raises(tutti.Error, peers.array, 99)
+        group = world.new_group([0, 1])
+        assert (group is None) == (rank > 1)
+        if group is not None:
+            assert group.all_gather(numpy.array([rank])).tolist() == [[0], [1]]
+        world.group.barrier()
+    assert (own[0] == sum(range(size))).all()  # memory outlives the world
+
+
+def numpy_arrays():
+    with tutti.World() as world:
+        group = world.group
+        for name in ("f8", "f4", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "c8", "c16"):
+            x = numpy.full((2, 2), world.rank + 1, name)
+            assert (group.all_reduce(x) == 3).all(), name
+        flags = numpy.array([world.rank == 0])
+        assert group.all_reduce(flags, op="max")[0]
+        assert group.all_gather(numpy.ones((2, 3))).shape == (2, 2, 3)
+        assert group.reduce_scatter(numpy.ones((4, 3))).tolist() == [[2] * 3] * 2
+        raises(ValueError, group.all_reduce, numpy.ones((3, 3)).T[1:, :2])
+        fixed = numpy.ones(3)
+        fixed.flags.writeable = False
+        raises(ValueError, group.all_reduce, fixed)
+        raises(TypeError, group.all_reduce, "text")
+        raises(TypeError, group.all_reduce, numpy.ones(2), out=numpy.ones(2, "i4"))
+        raises(ValueError, group.all_reduce, numpy.ones(2), out=numpy.ones(3))
+        raises(ValueError, group.all_reduce, numpy.ones(2), op="median")
+        raises(tutti.TypeMismatchError, group.all_reduce, numpy.ones(2), op="bor")
+        group.all_reduce(numpy.ones(0))
+
+
+def mismatch():
+    with tutti.World() as world:
+        error = raises(tutti.MismatchError, world.group.all_reduce, array.array("f", [1] * (2 + world.rank)))
+        assert error.status == "MISMATCH" and error.operation == "all_reduce" and isinstance(pickle.loads(pickle.dumps(error)), tutti.MismatchError)
+
+
+def late():
+    with tutti.World() as world:
+        if world.rank == 0:
+            error = raises(TimeoutError, world.group.barrier, timeout=0.05)
+            assert isinstance(error, tutti.DeadlineError) and error.ranks == (1,)
+            world.store.set("over", "")
+        else:
+            world.store.wait("over", timeout=300)
+
+
+def dies():
+    with tutti.World() as world:
+        world.group.barrier()
+        if world.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        error = raises(tutti.DeadError, world.group.barrier)
+        assert error.ranks == (1,) and "signal 9" in str(error)
+        rest = world.group.shrink()
+        assert rest.size == world.size - 1 and list(rest.all_reduce(array.array("i", [1]))) == [world.size - 1]
+
+
+def fails(rank):
+    with tutti.World() as world:
+        if world.rank == rank:
+            raise ZeroDivisionError("on purpose")
+        world.group.barrier()
+
+
+# ---- tests ----
+
+def collectives_work_on_buffers():
+    for ranks in (2, 3):
+        assert tutti.spawn(buffers, ranks) == list(range(ranks))
+
+
+def messages_works_batches_and_the_store():
+    tutti.spawn(messages, 2)
+
+
+def works_can_be_awaited():
+    tutti.spawn(awaited, 2)
+
+
+def symmetric_memory_is_an_array():
+    if numpy is not None:
+        tutti.spawn(symmetric, 3)
+
+
+def numpy_arrays_of_every_type():
+    if numpy is not None:
+        tutti.spawn(numpy_arrays, 2)
+
+
+def errors_are_exceptions():
+    tutti.spawn(mismatch, 2)
+    tutti.spawn(late, 2)
+    with tutti.World() as alone:
+        assert alone.size == 1 and alone.store is None
+    raises(RuntimeError, lambda: alone.rank)
+    alone.close()
+    raises(ValueError, tutti.World, rank=1)
+    raises(tutti.Error, tutti.World, settings="TUTTI_SPIN=often")
+
+
+def a_death_reaches_the_others_and_the_parent():
+    error = raises(tutti.DeadError, tutti.spawn, dies, 3)
+    assert error.ranks == (1,) and "signal 9" in str(error)
+    raises((ZeroDivisionError, tutti.Error), tutti.spawn, fails, 2, 1)
+
+
+def the_launcher_starts_scripts():
+    with tempfile.TemporaryDirectory() as folder:
+        script = pathlib.Path(folder) / "program.py"
+        script.write_text("import array, tutti\nwith tutti.World() as world:\n    x = array.array('i', [1])\n    print('sum', world.group.all_reduce(x)[0])\n")
+        ran = subprocess.run([sys.executable, "-m", "tutti.run", "-n", "3", str(script)], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0 and ran.stdout.count("sum 3") == 3, (ran.stdout, ran.stderr)
+
+
+def ctrl_c_ends_a_wait():
+    program = ("import sys, tutti\n"
+               "world = tutti.World(rank=0, size=1)\n"
+               "group = world.group\n"
+               "import array\n"
+               "try:\n"
+               "    print('waits', flush=True)\n"
+               "    group.recv(array.array('i', [0]), source=0, tag=1, timeout=300)\n"
+               "except KeyboardInterrupt:\n"
+               "    print('heard', list(group.all_reduce(array.array('i', [5]))), flush=True)\n")
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "waits\n"
+    time.sleep(0.2)  # it most probably waits by now; earlier is right, too
+    child.send_signal(signal.SIGINT)
+    output = child.communicate(timeout=300)[0]
+    assert output == "heard [5]\n" and child.returncode == 0, (output, child.returncode)
+
+
+def importing_is_quick_and_needs_nothing():
+    program = "import sys; before = set(sys.modules); import tutti; print('numpy' in sys.modules, 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300).stdout == "False False\n"
+
+
+if __name__ == "__main__":
+    passed = failed = 0
+    for test in (collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, symmetric_memory_is_an_array,
+                 numpy_arrays_of_every_type, errors_are_exceptions, a_death_reaches_the_others_and_the_parent, the_launcher_starts_scripts, ctrl_c_ends_a_wait,
+                 importing_is_quick_and_needs_nothing):
+        begin = time.monotonic()
+        try:
+            test()
+            passed += 1
+            print(f"ok      {test.__name__} ({time.monotonic() - begin:.2f} s)", flush=True)
+        except Exception:
+            failed += 1
+            print(f"FAILED  {test.__name__}\n{traceback.format_exc()}", flush=True)
+    print(f"{passed} passed, {failed} failed, 0 skipped")
+    sys.exit(failed > 0)
