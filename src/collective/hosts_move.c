@@ -141,9 +141,10 @@ tutti_status tu_hosts_gather(tu_hosts *hosts, tu_task *task, const void *own, un
 
 static tutti_status all_gather(tu_hosts *hosts, tu_task *task) {
     int size = hosts->group->size;
-    size_t *bytes = malloc(2 * (size_t)size * sizeof *bytes), *offsets = bytes + size;
+    size_t *bytes = malloc(2 * (size_t)size * sizeof *bytes);
     if (bytes == NULL)
         return tu_error_memory("parts of a collective", 2 * (size_t)size * sizeof *bytes);
+    size_t *offsets = bytes + size;
     for (int member = 0; member < size; member++) {
         tu_part part = tu_part_of(task, hosts->group->rank, member, hosts->group->rank);
         bytes[member] = part.bytes;

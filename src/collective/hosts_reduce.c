@@ -28,9 +28,10 @@
 /* The factors of all ranks, for premul_sum. */
 static tutti_status gather_factors(tu_hosts *hosts, tu_task *task, double *factors, uint32_t step) {
     int size = hosts->group->size;
-    size_t *bytes = malloc(2 * (size_t)size * sizeof *bytes), *offsets = bytes + size;
+    size_t *bytes = malloc(2 * (size_t)size * sizeof *bytes);
     if (bytes == NULL)
         return tu_error_memory("the factors of a reduction", 2 * (size_t)size * sizeof *bytes);
+    size_t *offsets = bytes + size;
     for (int member = 0; member < size; member++) {
         bytes[member] = sizeof(double);
         offsets[member] = (size_t)member * sizeof(double);
@@ -47,9 +48,10 @@ static tutti_status reduce_gathered(tu_hosts *hosts, tu_task *task, size_t first
     int size = hosts->group->size;
     size_t length = count * task->element;
     unsigned char *rows;
-    size_t *bytes = malloc(2 * (size_t)size * sizeof *bytes), *offsets = bytes + size;
+    size_t *bytes = malloc(2 * (size_t)size * sizeof *bytes);
     if (bytes == NULL)
         return tu_error_memory("parts of a reduction", 2 * (size_t)size * sizeof *bytes);
+    size_t *offsets = bytes + size;
     tutti_status status = tu_hosts_scratch(hosts, (size_t)size * length, &rows);
     for (int member = 0; member < size; member++) {
         bytes[member] = length;

@@ -61,8 +61,8 @@ static tutti_status check(tu_task *task, const tutti_call *call, int peer, int t
 }
 
 tutti_status tu_message_submit(const tu_message *message, const tutti_call *call) {
-    tu_task own, *task = call->batch != NULL ? tu_batch_place(call->batch) : &own;
-    if (task == NULL)
+    tu_task own, *task = &own;
+    if (call->batch != NULL && (task = tu_batch_place(call->batch)) == NULL)
         return TUTTI_ERROR_MEMORY;
     tu_task_begin(task, message->group, message->operation);
     task->info.count = message->count;
