@@ -14,18 +14,18 @@
  * grows to what the largest call needed, is used again, and goes with the group. tt_restride(x, dim) brings x into the
  * order that is read without another copy: its dim moved to the front is contiguous.
  *
- * NUMBERS. A product of gathered rows is tt_matmul's. Where a rank has fewer than 512 rows, those of neighbouring ranks
- * are put together and multiplied at once; which ones follows from the sizes alone, so that a program gives the same
- * bits whenever it runs. A gather along the last dimension adds the shards' products in rank order, in the accumulator
- * of the dtype, on every rank alike. A scattered product is rounded to the dtype on each rank, then added in rank order
- * and rounded once, as tt_reduce_scatter does; avg divides before that rounding.
+ * NUMBERS. A product of gathered rows is tt_matmul's. Where a library multiplies and a rank has fewer than 512 rows,
+ * those of neighbouring ranks are put together and multiplied at once; which ones follows from the sizes alone, so that
+ * a program gives the same bits whenever it runs. A gather along the last dimension adds the shards' products in rank
+ * order, in the accumulator of the dtype, on every rank alike. A scattered product is rounded to the dtype on each
+ * rank, then added in rank order and rounded once, as tt_reduce_scatter does; avg divides before that rounding.
  *
  * ORDER AND ERRORS are those of collectives (tutti/functional.h): all ranks make the same calls in the same order.
  * Shards whose shape, dtype or scales differ between ranks are TUTTI_ERROR_MISMATCH on every rank, with both sides in
  * the message; that ends nothing. B may differ from rank to rank. A death, a deadline or an abort ends the group. The
- * calls are complete when they return, and use no more than the calling thread and those that compute for it. Calls of
- * several threads on one group take turns; one that does not get its turn by the group's deadline ends the group with
- * TUTTI_ERROR_TIMEOUT.
+ * calls are complete when they return, and use no more than the calling thread and those that compute for it: where
+ * there are such, one thread communicates while the others multiply. Calls of several threads on one group take turns;
+ * one that does not get its turn by the group's deadline ends the group with TUTTI_ERROR_TIMEOUT.
  *
  * TEST MODE (tt_symm_test_begin) takes the plain collectives and then multiplies: what the fused ways are compared
  * with.

@@ -8,25 +8,35 @@
 #include "fused/operators.h"
 #include "kernel/kernel.h"
 #include "tensor/parallel.h"
+#include "tensor/process.h"
 #include "tensor/stage.h"
 
 /* ---- tiles ---- */
 
 /* A tile is in the caches when it is added. */
 #define TILE_BYTES ((size_t)1 << 20)
-/* Rows of a product that packs the right matrix for them: fewer are enough where it is low. One that is
- * packed once for all and stays in a cache beside a tile needs no more than a tile has. */
+/* Rows of a product that packs the right matrix for them: fewer are enough where it is low. One that was packed once
+ * for all and stays in a cache beside a tile needs no more rows than that has. */
 #define CHUNK_ROWS 512
 #define LOW_DEPTH 1024
 #define CHUNK_ROWS_OF_LOW_DEPTH 256
 #define REDUCED_BYTES ((size_t)1 << 18) /* that are worth a thread */
 
+static int64_t least_rows(int64_t depth) {
+    return depth < LOW_DEPTH ? CHUNK_ROWS_OF_LOW_DEPTH : CHUNK_ROWS;
+}
+
+/* Whether the rows for one rank are several products: chunks, or the jobs of threads. */
+static bool is_cut(int64_t rows, int64_t depth) {
+    return rows > 0 && (rows > least_rows(depth) || tu_process_compute_threads() > 1);
+}
+
 tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
                                const tu_right *right, bool by_rows) {
     int64_t tile = block->row_bytes == 0 ? rows : (int64_t)(TILE_BYTES / block->row_bytes),
-            least = right->packed != NULL      ? 1
-                    : right->depth < LOW_DEPTH ? CHUNK_ROWS_OF_LOW_DEPTH
-                                               : CHUNK_ROWS;
+            least = right->packed == NULL        ? least_rows(right->depth)
+                    : right->bytes <= TILE_BYTES ? 1
+                                                 : CHUNK_ROWS_OF_LOW_DEPTH;
     tile = tile < 1 ? 1 : tile;
     tu_scatter scatter = { .who = who,
                            .group = group,
@@ -209,7 +219,7 @@ tutti_status tu_fused_matmul_reduce_scatter_cpu(tu_call *call) {
     tu_fused_sign_number(&signature, " along dimension", dim);
     tu_fused_sign_tensor(&signature, " into", out);
     int64_t rows = out->numel > 0 ? job.rows : 0;
-    tutti_status status = job.last || rows == 0 ? TUTTI_OK : tu_right_open(&job.rhs);
+    tutti_status status = job.last || !is_cut(rows, job.rhs.depth) ? TUTTI_OK : tu_right_open(&job.rhs);
     tu_scatter scatter = tu_fused_scatter_of(&job.block, who, attributes->group, rows, &job.rhs, !job.last);
     scatter.signature = &signature;
     scatter.by_library = tu_gemm_is_of_library(out->dtype);
