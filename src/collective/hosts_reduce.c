@@ -14,7 +14,7 @@
 
 #include "collective/hosts.h"
 
-#define SHORT_BYTES ((size_t)16 << 10)  /* of one input that is gathered */
+#define SHORT_BYTES ((size_t)128 << 10) /* of one input that is gathered */
 #define SHORT_TOTAL ((size_t)256 << 10) /* and of all of them */
 #define PIECE_BYTES ((size_t)1 << 20)   /* of all inputs, when long ones are gathered */
 #define BLOCK_BYTES ((size_t)8 << 20)   /* of a column, in accumulators: what is under way at once */

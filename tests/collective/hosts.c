@@ -188,7 +188,7 @@ static void reduce_everything(tutti_world *world) {
             if (!tutti_reduction_applies(reductions[j], dtypes[i]))
                 continue;
             check_all_reduce(group, 1 + i, dtypes[i], reductions[j], false);
-            check_all_reduce(group, 20001, dtypes[i], reductions[j], j % 2 == 1);
+            check_all_reduce(group, 70001, dtypes[i], reductions[j], j % 2 == 1);
         }
 }
 
