@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -14,6 +15,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -164,7 +166,15 @@ void test_await_stopped(pid_t process) {
         usleep(1000);
 }
 
+/* Its first thread may be a zombie while another, which holds what others look at, has still to be run to its end: only
+ * the descriptor of the process waits for all of them. */
 void test_await_end(pid_t process) {
+    int descriptor = (int)syscall(SYS_pidfd_open, process, 0);
+    if (descriptor >= 0) {
+        while (poll(&(struct pollfd){ .fd = descriptor, .events = POLLIN }, 1, -1) < 0 && errno == EINTR)
+            ;
+        close(descriptor);
+    }
     for (char state; (state = state_of(process)) != 0 && state != 'Z' && state != 'X';)
         usleep(1000);
 }
