@@ -70,6 +70,18 @@ static int uses_of_step(const tu_step_of_program *step, int storage) {
     return uses;
 }
 
+/* Whether the value is the step's result: a view is one too, though nothing is written for it. */
+static bool makes(const tu_step_of_program *step, const tu_value *value) {
+    for (int i = 0; step->vertex != NULL && i < step->vertex->result_count; i++)
+        if (step->vertex->results[i] == value)
+            return true;
+    for (int i = 0; step->nest != NULL && i < step->nest->member_count; i++)
+        for (int k = 0; k < step->nest->members[i]->result_count; k++)
+            if (step->nest->members[i]->results[k] == value)
+                return true;
+    return false;
+}
+
 /* ---- joining ---- */
 
 /* Whether the vertex can run where the product does, before the steps in between. */
@@ -80,7 +92,8 @@ static bool can_move(const tu_vertex *vertex, const tu_step_of_program *product,
         if (writes && uses_of_vertex(product->vertex, value->storage) & READS)
             return false;
         for (const tu_step_of_program *step = product + 1; value != NULL && step < end; step++)
-            if (uses_of_step(step, value->storage) & (writes ? READS | WRITES | HOLDS : WRITES | HOLDS))
+            if (makes(step, value) ||
+                uses_of_step(step, value->storage) & (writes ? READS | WRITES | HOLDS : WRITES | HOLDS))
                 return false;
     }
     return true;

@@ -166,6 +166,14 @@ static int written_after_a_read(tt_tensor_list in, tt_tensor **out, void *user) 
     return 1;
 }
 
+/* What the loop reads is there all the time, but the view of it is not. */
+static int view_made_in_between(tt_tensor_list in, tt_tensor **out, void *user) {
+    (void)user;
+    tt_tensor *product = tt_matmul(in.at[0], in.at[1]), *turned = tt_transpose(in.at[2], 0, 1);
+    out[0] = tt_add(product, turned);
+    return 1;
+}
+
 /* Turned around, the elements behind the product are not yet those of the part. */
 static int other_places(tt_tensor_list in, tt_tensor **out, void *user) {
     (void)user;
@@ -183,6 +191,7 @@ TEST(a_loop_moves_up_to_a_product_only_where_nothing_between_minds) {
                   { factor_is_written, "a factor is written", 0 },
                   { factor_dies, "a factor dies", 1 },
                   { written_after_a_read, "written after a read", 0 },
+                  { view_made_in_between, "a view made in between", 0 },
                   { other_places, "other places", 0 } };
     const char *folder = own_folder();
     tt_scope scope = tt_scope_open();
