@@ -22,7 +22,7 @@
 #include "base/thread.h"
 #include "tool.h"
 
-#define DECIDE_NS (1 * TU_SECOND) /* that a failure by another's death waits for that death to be told */
+#define DECIDE_NS (2 * TU_SECOND) /* that a failure waits for a death that may have caused it to be told */
 #define FAREWELL_NS (2 * TU_SECOND)
 #define BEATS 5 /* in the time after which silence is a loss */
 
@@ -172,16 +172,25 @@ static void decide_by_rank(agent *this, const tu_frame *failed) {
     decide(this, failed->rank, failed->pid, exit_code(failed->status), text);
 }
 
-/* The hub: a node says which of its ranks failed first. One that failed by another's death waits for that one. */
+/* Smaller is likelier to be the first of all: killed by a signal, exited, failed by another's death. */
+static int blame(const tu_frame *failed) {
+    return (failed->flags & TU_FRAME_SUFFERED) != 0 ? 2 : WIFSIGNALED(failed->status) ? 0 : 1;
+}
+
+/* The hub: a node says which of its ranks failed first. Ranks of other hosts may learn of a death, and exit, before the
+ * kernel has torn down the dead one's memory and its launcher can tell: whoever exited waits a moment for one that was
+ * killed. */
 static void consider(agent *this, const tu_frame *failed) {
     if (this->first_known)
         return;
-    if ((failed->flags & TU_FRAME_SUFFERED) == 0) {
+    if (blame(failed) == 0) {
         decide_by_rank(this, failed);
-    } else if (this->candidate.kind == 0) {
-        this->candidate = *failed;
-        this->decide_at = tu_deadline(DECIDE_NS);
+        return;
     }
+    if (this->candidate.kind == 0)
+        this->decide_at = tu_deadline(DECIDE_NS);
+    if (this->candidate.kind == 0 || blame(failed) < blame(&this->candidate))
+        this->candidate = *failed;
 }
 
 /* ---- lost hosts ---- */

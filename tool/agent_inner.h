@@ -55,7 +55,7 @@ struct agent {
     bool first_known; /* the hub: which failure was the first */
     int first_status; /* what to exit with for it */
     bool stopping, over;
-    tu_frame candidate; /* a failure by another's death; kind 0: none */
+    tu_frame candidate; /* a failure that may have another cause; kind 0: none */
     int64_t decide_at;
     bool hub_lost;
 

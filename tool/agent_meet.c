@@ -202,8 +202,21 @@ static int admit(meeting *this, agent_peer *stranger, const tu_frame *hello) {
     agent_peer *peer = &agent->peers[hello->node];
     *peer = *stranger;
     peer->node = hello->node;
-    stranger->descriptor = -1;
+    *stranger = (agent_peer){ .descriptor = -1 }; /* its link is the peer's now */
     return -1;
+}
+
+/* Without the port and brackets; an address of IPv4 that came through a socket of IPv6 as what it is. */
+static void address_text(const tu_socket_address *address, socklen_t length, char *text, size_t bytes) {
+    char whole[96];
+    tu_socket_text(address, length, whole, sizeof whole);
+    char *colon = strrchr(whole, ':');
+    if (colon != NULL)
+        *colon = 0;
+    const char *begin = whole[0] == '[' ? whole + 1 : whole;
+    if (strncmp(begin, "::ffff:", 7) == 0 && strchr(begin, '.') != NULL)
+        begin += 7;
+    snprintf(text, bytes, "%.*s", (int)strcspn(begin, "]"), begin);
 }
 
 static void accept_strangers(meeting *this, int listener) {
@@ -222,10 +235,7 @@ static void accept_strangers(meeting *this, int listener) {
             agent_peer_close(peer);
         }
         *peer = (agent_peer){ .descriptor = descriptor, .node = -1, .since = tu_clock_now() };
-        tu_socket_text(&address, length, peer->address, sizeof peer->address);
-        char *colon = strrchr(peer->address, ':');
-        if (colon != NULL)
-            *colon = 0;
+        address_text(&address, length, peer->address, sizeof peer->address);
         prepare_socket(descriptor);
         if (tu_link_init(&peer->link, true, &this->agent->options.secret) != TUTTI_OK)
             agent_peer_close(peer);

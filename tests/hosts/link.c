@@ -28,9 +28,10 @@ static bool carry(tu_link *from, tu_link *to, size_t most) {
 }
 
 static void meet(tu_link *agent, tu_link *hub, size_t most) {
-    while (carry(agent, hub, most) | carry(hub, agent, most))
-        if (agent->state == TU_LINK_BROKEN || hub->state == TU_LINK_BROKEN)
-            return;
+    for (bool moved = true; moved && agent->state != TU_LINK_BROKEN && hub->state != TU_LINK_BROKEN;) {
+        moved = carry(agent, hub, most);
+        moved = carry(hub, agent, most) || moved;
+    }
 }
 
 typedef struct pair {

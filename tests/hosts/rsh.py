@@ -51,6 +51,7 @@ def one_command_starts_the_ranks_of_all_hosts(hosts, script, folder):
     for rank in range(5):
         node, local, size = (0, rank, 2) if rank < 2 else (1, rank - 2, 3)
         contains(output, f"[{rank}] rank {rank} of 5, local {local} of {size}, node {node} of 2,")
+    equal(output.count("master 10.77.0.1\n"), 5)
 
 
 @over_hosts
@@ -71,24 +72,28 @@ def words_of_the_program_survive_two_shells(hosts, script, folder):
     equal(job.returncode, 0)
 
 
+def words_and_secrets(hosts):
+    """All command lines and environments on all hosts, and the secrets that processes hold."""
+    words, secrets = b"", set()
+    for pid in [pid for host in range(2) for pid in hosts.pids(host)]:
+        try:
+            for name in ("cmdline", "environ"):
+                with open(f"/proc/{pid}/{name}", "rb") as file:
+                    words += file.read()
+            if "tutti-secret" in os.readlink(f"/proc/{pid}/fd/3"):
+                with open(f"/proc/{pid}/fd/3", "rb") as file:
+                    secrets.add(file.read())
+        except OSError:
+            pass  # it has ended
+    return words, secrets
+
+
 @over_hosts
 def settings_go_along_and_the_secret_is_on_no_command_line(hosts, script, folder):
     job = start(hosts, script, ["/bin/sh", "-c", "echo trace=$TUTTI_TRACE_ENTRIES; sleep 1000"], ranks=(1, 1),
                 environment={"TUTTI_TRACE_ENTRIES": "128"})
-    equal([job.stdout.readline() for _ in range(2)].count("[0] trace=128\n"), 1)
-    secrets, words = set(), b""
-    for host in range(2):
-        for pid in hosts.pids(host):
-            try:
-                with open(f"/proc/{pid}/cmdline", "rb") as file:
-                    words += file.read()
-                with open(f"/proc/{pid}/environ", "rb") as file:
-                    words += file.read()
-                with open(f"/proc/{pid}/fd/3", "rb") as file:
-                    if "tutti-secret" in os.readlink(f"/proc/{pid}/fd/3"):
-                        secrets.add(file.read())
-            except OSError:
-                pass
+    equal(sorted(job.stdout.readline() for _ in range(2)), ["[0] trace=128\n", "[1] trace=128\n"])
+    words, secrets = words_and_secrets(hosts)
     equal(len(secrets), 1)  # all ranks have the same
     assert secrets.pop() not in words
     job.send_signal(signal.SIGTERM)

@@ -186,6 +186,20 @@ def a_killed_rank_is_named_with_its_signal_by_every_launcher_and_every_rank():
 
 
 @over_hosts
+def a_killed_rank_is_named_in_a_collective_over_hosts():
+    if not os.path.exists(os.path.join(os.environ["TEST_BUILD"], "plugins", "libtutti-ucx.so")):
+        return  # no UCX here
+    job_program = os.path.join(os.environ["TEST_BUILD"], "tests", "support", "job")
+    with namespaces.Hosts(2) as hosts:
+        equal(Job(hosts, [2, 2], [job_program, "well"]).end(), [0, 0])
+        job = Job(hosts, [2, 2], [job_program, "kill"])
+        assert all(job.end())
+        for node in range(2):
+            contains(job.text(node), "was killed by signal 9 (Killed), seen ")  # by the ranks
+        hosts.nothing_left()
+
+
+@over_hosts
 def the_exit_status_is_that_of_the_first_failure_on_every_host():
     with namespaces.Hosts(2) as hosts:
         for victim in (0, 3):
