@@ -71,7 +71,7 @@ void tu_settings_unknown(void (*found)(const char *name, const char *nearest, vo
 
 /* The parsers, for others' use (tools, bench). */
 TU_SHARED tutti_status tu_parse_duration(const char *text, int64_t *nanoseconds);
-tutti_status tu_parse_bytes(const char *text, int64_t *bytes);
+TU_SHARED tutti_status tu_parse_bytes(const char *text, int64_t *bytes);
 tutti_status tu_parse_integer(const char *text, int64_t *number);
 
 #endif

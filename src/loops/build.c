@@ -25,9 +25,10 @@
 #include "loops/text.h"
 
 #define WORDS 32
-#define LIMIT_SECONDS 60 /* of a build, unless TUTTI_CC_LIMIT says otherwise */
-#define GRACE_MS 500     /* for a compiler that was told to end */
-#define MESSAGES 65536   /* bytes of what it says that are kept; more it cannot write */
+#define LIMIT_SECONDS 60               /* of a build, unless TUTTI_CC_LIMIT says otherwise */
+#define CACHE_BYTES ((int64_t)1 << 30) /* of all that is built, unless TUTTI_CC_CACHE says otherwise */
+#define GRACE_MS 500                   /* for a compiler that was told to end */
+#define MESSAGES 65536                 /* bytes of what it says that are kept; more it cannot write */
 
 struct tu_builder {
     tu_cache cache;
@@ -38,6 +39,7 @@ struct tu_builder {
     char lanes[TU_HASH_TEXT + 16];
     tu_hash key; /* of everything but the text */
     int64_t limit_ms;
+    int64_t most_bytes; /* of the cache */
 };
 
 static int64_t now_ms(void) {
@@ -115,6 +117,11 @@ static bool find_compiler(tu_builder *builder, tu_instructions level, char *reas
     for (char *word = strtok_r(builder->command, " ", &rest); word != NULL && builder->word_count < 8;
          word = strtok_r(NULL, " ", &rest))
         add_word(builder, word);
+    const char *most = secure_getenv("TUTTI_CC_CACHE");
+    builder->most_bytes = CACHE_BYTES;
+    if (most != NULL && most[0] != 0 &&
+        (tu_parse_bytes(most, &builder->most_bytes) != TUTTI_OK || builder->most_bytes < 0))
+        builder->most_bytes = CACHE_BYTES;
     builder->limit_ms = LIMIT_SECONDS * 1000;
     int64_t limit_ns = 0;
     if (limit != NULL && limit[0] != 0 && tu_parse_duration(limit, &limit_ns) == TUTTI_OK && limit_ns > 0)
@@ -396,7 +403,9 @@ bool tu_builder_build(tu_builder *builder, const char *const *texts, int text_co
         builds[i] = (build){ .text = texts[i], .lock = TU_CACHE_NONE, .messages = -1 };
         snprintf(builds[i].name, sizeof builds[i].name, "%s.so", hash_text);
     }
-    bool good = build_all(builder, builds, text_count, reason, reason_size);
+    bool good = build_all(builder, builds, text_count, reason, reason_size), built = false;
+    for (int i = 0; i < text_count; i++)
+        built = built || builds[i].source[0] != 0;
     for (int i = 0; i < text_count; i++) {
         end(builder, &builds[i]);
         handles[i] = builds[i].handle;
@@ -404,5 +413,7 @@ bool tu_builder_build(tu_builder *builder, const char *const *texts, int text_co
             dlclose(handles[i]);
     }
     free(builds);
+    if (built)
+        tu_cache_trim(&builder->cache, builder->most_bytes);
     return good;
 }

@@ -207,11 +207,22 @@ static bool is_whole(int file, const char *name) {
     return whole;
 }
 
+/* A file's time is that of its last use, to the hour: what is used stays in the cache. */
+static void note_use(int file) {
+    struct stat about;
+    struct timespec now;
+    if (fstat(file, &about) == 0 && clock_gettime(CLOCK_REALTIME, &now) == 0 &&
+        now.tv_sec - about.st_mtim.tv_sec > 3600)
+        (void)!futimens(file, NULL);
+}
+
 void *tu_cache_load(const tu_cache *cache, const char *name) {
     int file = openat(cache->folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (file < 0)
         return NULL;
     bool whole = is_whole(file, name);
+    if (whole)
+        note_use(file);
     close(file);
     char path[PATH_MAX + 64];
     snprintf(path, sizeof path, "%s/%s", cache->path, name);

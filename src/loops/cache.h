@@ -8,6 +8,7 @@
 #include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 typedef struct tu_cache {
     int folder; /* a descriptor */
@@ -35,5 +36,8 @@ void tu_cache_name(char *name, size_t size, const char *end);
 #define TU_CACHE_NONE (-2)
 int tu_cache_lock(const tu_cache *cache, const char *name);
 void tu_cache_unlock(int lock);
+
+/* Removes what was not used for longest, until there are no more bytes than that (trim.c). */
+void tu_cache_trim(const tu_cache *cache, int64_t most);
 
 #endif

@@ -315,6 +315,47 @@ TEST_LIMIT(of_several_processes_one_builds_and_the_others_wait, 300) {
     remove_folder(folder);
 }
 
+/* ---- not too much ---- */
+
+static int64_t bytes_of_one;
+
+static void make_old(const char *path) {
+    struct stat about;
+    CHECK(stat(path, &about) == 0);
+    bytes_of_one = (int64_t)about.st_size;
+    struct timespec times[2] = { about.st_mtim, about.st_mtim };
+    times[0].tv_sec = times[1].tv_sec -= 2 * 86400;
+    CHECK_EQ(utimensat(AT_FDCWD, path, times, 0), 0);
+}
+
+TEST(what_was_not_used_for_longest_goes_when_there_is_too_much) {
+    const char *folder = own_folder();
+    char half_made[PATH_MAX + 64], limit[32];
+    if (!has_compiler())
+        SKIP("there is no cc");
+    note_compiler(folder, "exec cc \"$@\"");
+    CHECK(is_compiled(1) && is_compiled(2));
+    CHECK_EQ(each_object(folder, make_old), 2);
+    int64_t object_bytes = bytes_of_one;
+    CHECK(is_compiled(1)); /* a use */
+    snprintf(half_made, sizeof half_made, "%s/tutti/making-1-of-somebody-who-was-killed.so", folder);
+    write_file(half_made, "half", 0600);
+    make_old(half_made);
+    snprintf(limit, sizeof limit, "%lld", (long long)(2 * object_bytes + object_bytes / 2));
+    setenv("TUTTI_CC_CACHE", limit, 1);
+    CHECK(is_compiled(3));
+    CHECK_EQ(each_object(folder, NULL), 2); /* without the second, and nothing half made */
+    CHECK_EQ(calls(folder), 3);
+    CHECK(is_compiled(1) && is_compiled(3));
+    CHECK_EQ(calls(folder), 3);
+    setenv("TUTTI_CC_CACHE", "nonsense", 1); /* as if it were not set */
+    CHECK(is_compiled(2));
+    CHECK_EQ(calls(folder), 4);
+    CHECK_EQ(each_object(folder, NULL), 3);
+    unsetenv("TUTTI_CC_CACHE");
+    remove_folder(folder);
+}
+
 /* ---- what is shown ---- */
 
 static char *read_file(const char *folder, const char *name) {
