@@ -63,13 +63,13 @@ TUTTI_API void tt_compile_options_init(tt_compile_options *options, size_t size)
 
 typedef struct tt_compiled tt_compiled;
 
-/* Makes a compiled function; nothing is captured yet. It may be called from several threads at once; ranks that are
- * threads make one each, since they agree on what they compile. `user` must stay valid until tt_compiled_release. An
- * error while a function is captured. */
+/* Makes a compiled function; nothing is captured yet. It may be called from several threads at once. Ranks that are
+ * threads make one each where it has collectives: a call by another rank is TUTTI_ERROR_STATE. `user` must stay valid
+ * until tt_compiled_release. An error while a function is captured. */
 TUTTI_API bool tt_compile(tt_compile_function *function, void *user, const tt_compile_options *options,
                           tt_compiled **compiled);
 /* Calls it; results belong to the scope, and entries may be NULL. While another function is captured, it becomes part
- * of that one. */
+ * of that one. One that calls itself is TUTTI_ERROR_STATE. */
 TUTTI_API tt_tensor_list tt_compiled_call(tt_compiled *compiled, tt_tensor_list inputs);
 /* Ends it and sets *compiled to NULL. What it returned stays, and its backwards still run. */
 TUTTI_API void tt_compiled_release(tt_compiled **compiled);

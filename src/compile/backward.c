@@ -485,19 +485,6 @@ static int trace_backward(tt_tensor_list inputs, tt_tensor **outputs, void *user
     return 0;
 }
 
-static tutti_status run_passes(tt_graph *graph) {
-    tutti_status status = TUTTI_OK;
-    for (int i = 0; i < tu_pass_count() && status == TUTTI_OK; i++) {
-        const tu_pass *pass = &tu_passes[i];
-        if (pass->asked)
-            continue;
-        status = pass->run(graph, pass->bytes);
-        if (status == TUTTI_OK)
-            status = tu_graph_check(pass->name, graph);
-    }
-    return status;
-}
-
 /* The graph, as far as it came, and what else the backward depends on. */
 static tutti_status capture(entry *one, const collection *of, trace *traced) {
     tu_captured made;
@@ -515,15 +502,14 @@ static tutti_status capture(entry *one, const collection *of, trace *traced) {
     return status;
 }
 
-static tutti_status build(entry *one, const collection *of, trace *traced) {
+/* `number` tells the files of several backwards apart. */
+static tutti_status build(entry *one, const collection *of, trace *traced, int number) {
+    tu_recipe how = { .name = "backward", .number = number };
+    tu_recipe_look_around(&how);
     tutti_status status = capture(one, of, traced);
     if (status == TUTTI_OK)
         status = tu_pass_sink(one->graph, 0);
-    if (status == TUTTI_OK)
-        status = run_passes(one->graph);
-    if (status == TUTTI_OK)
-        status = tu_program_make(one->graph, &(tu_program_options){ .name = "backward" }, &one->program);
-    return status;
+    return status == TUTTI_OK ? tu_build_graph(one->graph, &how, "traced", &one->program) : status;
 }
 
 /* Ranks compare what they are about to do, whatever came of the capture; an error that is pending stays. */
@@ -550,9 +536,8 @@ static entry *add_entry(tt_backward_cache *cache, collection *of, trace *traced)
         tu_error_memory("a compiled backward", sizeof *made);
         return NULL;
     }
-    tutti_status status = tu_pending_take(build(made, of, traced));
+    tutti_status status = tu_pending_take(build(made, of, traced, ++cache->counts.captures));
     forget_lifted(of);
-    cache->counts.captures++;
     tu_vote vote = status == TUTTI_OK                            ? TU_VOTE_READY
                    : cache->full || status == TUTTI_ERROR_MEMORY ? TU_VOTE_FAILED
                                                                  : TU_VOTE_EAGER;

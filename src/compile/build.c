@@ -11,6 +11,7 @@
 #include "compile/compare.h"
 #include "compile/entry.h"
 #include "graph/passes.h"
+#include "world/here.h"
 
 /* Whether a pass stands in the list "dead, bucket=1048576"; *bytes is the limit that it gives there, if any. */
 static bool is_listed(const char *list, const char *name, size_t *bytes) {
@@ -43,13 +44,30 @@ tutti_status tu_check_passes(const char *field, const char *list) {
 
 /* ---- files ---- */
 
+void tu_recipe_look_around(tu_recipe *how) {
+    const char *compares = getenv("TUTTI_COMPILE_COMPARE");
+    how->compares = compares != NULL && strcmp(compares, "0") != 0 && compares[0] != 0;
+    how->folder = getenv("TUTTI_COMPILE_DIR");
+    if (how->folder != NULL && how->folder[0] == 0)
+        how->folder = NULL;
+    how->rank = how->folder != NULL ? tu_rank_here().rank : -1;
+}
+
+/* "step.0.forward", or, where several ranks write into one folder, "step.rank3.0.forward". */
+static void name_files(const tu_recipe *how, const char *direction, char *name, size_t size) {
+    char rank[24] = "";
+    if (how->rank >= 0)
+        snprintf(rank, sizeof rank, ".rank%d", how->rank);
+    snprintf(name, size, "%s%s.%d.%s", how->name, rank, how->number, direction);
+}
+
 static tutti_status write_graph(const tu_recipe *how, const char *direction, int step, const char *what,
                                 const tt_graph *graph) {
-    char path[4096];
+    char path[4096], name[256];
     if (how->folder == NULL)
         return TUTTI_OK;
-    snprintf(path, sizeof path, "%s/%s.%d.%s.%02d-%s.graph", how->folder, how->name, how->number, direction, step,
-             what);
+    name_files(how, direction, name, sizeof name);
+    snprintf(path, sizeof path, "%s/%s.%02d-%s.graph", how->folder, name, step, what);
     FILE *file = fopen(path, "w");
     if (file == NULL)
         return tu_error_system(errno, "compile: %s (TUTTI_COMPILE_DIR) cannot be written", path);
@@ -91,9 +109,9 @@ static tutti_status rewrite(tt_graph *graph, const tu_recipe *how, const char *d
 static tutti_status make_ready(tt_graph *graph, const tu_recipe *how, const char *direction, tu_program **program,
                                tu_comparison **comparison) {
     static const tu_program_mode modes[] = { TU_PROGRAM_FUSED, TU_PROGRAM_SPLIT, TU_PROGRAM_INTERPRET };
-    char name[128];
+    char name[256];
     tt_graph *before = NULL;
-    snprintf(name, sizeof name, "%s.%d.%s", how->name, how->number, direction);
+    name_files(how, direction, name, sizeof name);
     tu_program_options options = { .mode = modes[how->mode], .strict = how->strict, .name = name };
     options.folder = how->folder;
     options.no_compiler = how->no_compiler;
@@ -144,18 +162,22 @@ tutti_status tu_build_entry(tu_entry *entry, const tu_recipe *how) {
     return status;
 }
 
+tutti_status tu_build_graph(tt_graph *graph, const tu_recipe *how, const char *direction, tu_program **program) {
+    tu_comparison *none = NULL;
+    tu_recipe alone = *how;
+    alone.compares = false;
+    return make_ready(graph, &alone, direction, program, &none);
+}
+
 tutti_status tu_build_partial(tu_entry *entry, const bool *arrived, tu_partial **made) {
     size_t tangents = (size_t)entry->captured.tangent_count;
     tu_partial *partial = calloc(1, sizeof *partial + tangents * sizeof *arrived);
     if (partial == NULL)
         return tu_error_memory("a backward", sizeof *partial);
     memcpy(partial->arrived, arrived, tangents * sizeof *arrived);
-    tu_comparison *none = NULL;
-    tu_recipe how = entry->how;
-    how.compares = false;
     tutti_status status = tu_prune(entry, arrived, &partial->graph);
     if (status == TUTTI_OK)
-        status = make_ready(partial->graph, &how, "backward-partial", &partial->program, &none);
+        status = tu_build_graph(partial->graph, &entry->how, "backward-partial", &partial->program);
     if (status != TUTTI_OK) {
         tt_graph_release(&partial->graph);
         free(partial);

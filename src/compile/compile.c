@@ -2,8 +2,9 @@
  *
  * Compiled functions: their entries, how a call finds one, and what happens where there is none.
  *
- * Two locks: `lock` guards the list and the counts, and is held for moments; `building` is held by the one thread that
- * captures and builds, while others run what is there.
+ * `lock` guards the list and the counts, and is held for moments. One thread at a time captures, builds and agrees with
+ * other ranks (`building`), while others run what is there. Where ranks are threads, a function with collectives is one
+ * rank's: another one would wait here for the rank that waits for it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,7 @@
 #include "base/log.h"
 #include "base/result.h"
 #include "compile/entry.h"
+#include "world/here.h"
 
 #define REASON 512
 #define FEW 96      /* inputs that a call keeps on its stack */
@@ -22,14 +24,17 @@ struct tt_compiled {
     void *user;
     tt_compile_options options; /* its strings are owned */
     char *skip, *with, *name;
-    pthread_mutex_t building, lock;
-    tu_entry *entries; /* the one that ran last is first */
-    tu_entry *last;    /* that ran, held; NULL: none */
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* `building` or `owner` has */
+    bool building;
+    _Atomic(const void *) owner; /* the rank whose collectives are in it; NULL: none are, or it is not known */
+    tu_entry *entries;           /* the one that ran last is first */
+    tu_entry *last;              /* that ran, held; NULL: none */
     tt_compiled_counts counts;
     int most_inputs; /* of an entry */
     char reason[REASON];
     bool warned;
-    tu_agreed *agreed; /* under `building` */
+    tu_agreed *agreed; /* of the thread that builds */
 };
 
 /* ---- making and ending ---- */
@@ -72,8 +77,8 @@ static tt_compiled *make(tt_compile_function *function, void *user, const tt_com
     made->options.skip = made->skip = skip;
     made->options.with = made->with = with;
     made->options.name = made->name = name;
-    pthread_mutex_init(&made->building, NULL);
     pthread_mutex_init(&made->lock, NULL);
+    pthread_cond_init(&made->changed, NULL);
     return made;
 }
 
@@ -108,15 +113,95 @@ void tt_compiled_release(tt_compiled **place) {
     }
     tu_entry_drop(compiled->last);
     tu_agreed_end(compiled->agreed);
-    pthread_mutex_destroy(&compiled->building);
     pthread_mutex_destroy(&compiled->lock);
+    pthread_cond_destroy(&compiled->changed);
     free(compiled->skip);
     free(compiled->with);
     free(compiled->name);
     free(compiled);
 }
 
+/* ---- whose turn it is ---- */
+
+/* Whether the function has collectives of another rank than the calling thread's. */
+static bool is_foreign(const tt_compiled *compiled) {
+    const void *owner = atomic_load_explicit(&compiled->owner, memory_order_acquire); /* pairs with take_over */
+    if (owner == NULL)
+        return false;
+    const void *mine = tu_rank_here().identity;
+    return mine != NULL && mine != owner;
+}
+
+static tutti_status foreign_error(const tt_compiled *compiled) {
+    return tu_error(
+        TUTTI_ERROR_STATE,
+        "compiled %s has collectives of another rank that is a thread of this process; every rank must make "
+        "its own with tt_compile",
+        compiled->name);
+}
+
+/* Waits until nobody else builds. An error where that one may wait for this rank. */
+static tutti_status begin_building(tt_compiled *compiled) {
+    pthread_mutex_lock(&compiled->lock);
+    while (compiled->building && !is_foreign(compiled))
+        pthread_cond_wait(&compiled->changed, &compiled->lock);
+    bool foreign = is_foreign(compiled);
+    compiled->building = compiled->building || !foreign;
+    pthread_mutex_unlock(&compiled->lock);
+    return foreign ? foreign_error(compiled) : TUTTI_OK;
+}
+
+static void end_building(tt_compiled *compiled) {
+    pthread_mutex_lock(&compiled->lock);
+    compiled->building = false;
+    pthread_cond_broadcast(&compiled->changed);
+    pthread_mutex_unlock(&compiled->lock);
+}
+
+/* Before the first agreement: from now on the function is this rank's. */
+static void take_over(tt_compiled *compiled, const tt_graph *graph) {
+    bool communicates = false;
+    for (const tu_vertex *vertex = graph->first; vertex != NULL && !communicates; vertex = vertex->next)
+        communicates = tu_vertex_communicates(vertex);
+    if (!communicates)
+        return;
+    pthread_mutex_lock(&compiled->lock);
+    atomic_store_explicit(&compiled->owner, tu_rank_here().identity, memory_order_release); /* pairs with is_foreign */
+    pthread_cond_broadcast(&compiled->changed);
+    pthread_mutex_unlock(&compiled->lock);
+}
+
+static tutti_status agree(tt_compiled *compiled, const tt_graph *graph, tu_vote vote) {
+    if (graph == NULL)
+        return TUTTI_OK;
+    take_over(compiled, graph);
+    return tu_agree(compiled->name, graph, vote, &compiled->agreed);
+}
+
 /* ---- running the function itself ---- */
+
+/* A body that runs, or is captured; on the stack of its thread. */
+typedef struct body {
+    const tt_compiled *of;
+    const void *outer;
+} body;
+
+static void enter(body *inner, const tt_compiled *compiled) {
+    *inner = (body){ compiled, tu_self()->compiled_bodies };
+    tu_self()->compiled_bodies = inner;
+}
+
+static void leave(const body *inner) {
+    tu_self()->compiled_bodies = inner->outer;
+}
+
+/* A function that calls itself would be captured inside of its own capture, without an end. */
+static bool runs_already(const tt_compiled *compiled) {
+    for (const body *one = tu_self()->compiled_bodies; one != NULL; one = one->outer)
+        if (one->of == compiled)
+            return true;
+    return false;
+}
 
 static tt_tensor_list call_itself(const tt_compiled *compiled, tt_tensor_list inputs) {
     tt_tensor_list none = { 0, tu_nothing };
@@ -124,7 +209,10 @@ static tt_tensor_list call_itself(const tt_compiled *compiled, tt_tensor_list in
     if (outputs == NULL)
         return none;
     memset(outputs, 0, TT_GRAPH_OUTPUTS * sizeof *outputs);
+    body inner;
+    enter(&inner, compiled);
     int count = compiled->function(inputs, outputs, compiled->user);
+    leave(&inner);
     if (tu_self()->pending == TUTTI_OK && (count < 0 || count > TT_GRAPH_OUTPUTS))
         tu_fail(TUTTI_ERROR_ARGUMENT, "%s: the function returned %d results; 0 to %d are possible", compiled->name,
                 count, TT_GRAPH_OUTPUTS);
@@ -320,11 +408,7 @@ static tutti_status build(const attempt *of, tu_entry *entry) {
     how.with = compiled->with;
     how.no_compiler = entry->is_variant;
     how.number = compiled->counts.captures;
-    how.folder = getenv("TUTTI_COMPILE_DIR");
-    if (how.folder != NULL && how.folder[0] == 0)
-        how.folder = NULL;
-    const char *compares = getenv("TUTTI_COMPILE_COMPARE");
-    how.compares = compares != NULL && strcmp(compares, "0") != 0 && compares[0] != 0;
+    tu_recipe_look_around(&how);
     tutti_status status = tu_build_entry(entry, &how);
     return status == TUTTI_OK ? make_guards(of, entry) : status;
 }
@@ -410,7 +494,7 @@ static tutti_status try_pattern(attempt *of, tu_entry *entry, bool *applied) {
     let_go(&inputs);
     tu_entry_drop(from);
     if (*applied)
-        return tu_agree(compiled->name, entry->captured.graph, TU_VOTE_READY, &compiled->agreed);
+        return agree(compiled, entry->captured.graph, TU_VOTE_READY);
     tt_error_clear();
     return status == TUTTI_ERROR_MEMORY ? status : TUTTI_OK;
 }
@@ -423,9 +507,12 @@ static tutti_status try_capture(attempt *of, tu_entry *entry) {
     pthread_mutex_unlock(&compiled->lock);
     tt_scope scope = tt_scope_open();
     bool same = of->unique_count == of->inputs.count;
+    body inner;
+    enter(&inner, compiled);
     tutti_status status = tu_capture_function(
         compiled->name, same ? compiled->function : expand, same ? compiled->user : (void *)&of->expansion,
         tt_tensors_of(of->unique_count, of->unique), tt_grad_enabled(), &entry->captured);
+    leave(&inner);
     tu_vote vote = TU_VOTE_READY;
     if (status == TUTTI_OK)
         status = build(of, entry);
@@ -440,9 +527,7 @@ static tutti_status try_capture(attempt *of, tu_entry *entry) {
     tu_pending_take(status);
     tu_pending_copy error;
     tu_pending_save(&error);
-    tutti_status agreed = entry->captured.graph != NULL
-                              ? tu_agree(compiled->name, entry->captured.graph, vote, &compiled->agreed)
-                              : TUTTI_OK;
+    tutti_status agreed = agree(compiled, entry->captured.graph, vote);
     tu_pending_restore(&error);
     tu_scope_leave(&scope);
     return status != TUTTI_OK ? status : agreed;
@@ -493,7 +578,7 @@ static void insert(tt_compiled *compiled, tu_entry *entry) {
 }
 
 /* A new entry for these inputs, held. NULL with the error pending, or, with why it may not be captured in `reason`,
- * without one. Called with `building` held. */
+ * without one. Called by the thread that builds. */
 static tu_entry *add_entry(tt_compiled *compiled, tt_tensor_list inputs, char *reason) {
     attempt of;
     tu_entry *entry = NULL;
@@ -544,7 +629,7 @@ static tutti_status hold_inputs(const tt_compiled *compiled, const tu_entry *ent
     return TUTTI_OK;
 }
 
-/* With `building` held: another thread may have built it meanwhile. NULL with the error pending, or, with why it may
+/* By the thread that builds: another one may have built it meanwhile. NULL with the error pending, or, with why it may
  * not be captured in `reason`, without one. */
 static tu_entry *find_or_add(tt_compiled *compiled, tt_tensor_list given, holding *inputs, char *reason) {
     tu_entry *entry = find(compiled, given, inputs, true);
@@ -576,6 +661,9 @@ static tutti_status check_call(const tt_compiled *compiled, tt_tensor_list input
     if (inputs.count > 0 && inputs.at == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: inputs are %zu, and their list is NULL", compiled->name,
                         inputs.count);
+    if (runs_already(compiled))
+        return tu_error(TUTTI_ERROR_STATE, "compiled %s calls itself; call the function that it was made from instead",
+                        compiled->name);
     tutti_status status = TUTTI_OK;
     for (size_t i = 0; i < inputs.count && status == TUTTI_OK; i++)
         status = tu_tensor_check(compiled->name, "inputs", inputs.at[i]);
@@ -600,14 +688,19 @@ tt_tensor_list tt_compiled_call(tt_compiled *compiled, tt_tensor_list given) {
         return call_itself(compiled, given);
     if (why_eager_now() != NULL)
         return call_eagerly(compiled, given, why_eager_now());
+    if (is_foreign(compiled)) {
+        tu_pending_take(foreign_error(compiled));
+        return none;
+    }
     holding inputs = { .count = 0 };
     char reason[REASON] = "";
     tu_entry *entry = find(compiled, given, &inputs, false);
     if (entry == NULL && tu_self()->pending == TUTTI_OK) {
         let_go(&inputs);
-        pthread_mutex_lock(&compiled->building);
+        if (tu_pending_take(begin_building(compiled)) != TUTTI_OK)
+            return none;
         entry = find_or_add(compiled, given, &inputs, reason);
-        pthread_mutex_unlock(&compiled->building);
+        end_building(compiled);
     }
     tt_tensor_list results = none;
     if (entry != NULL && entry->why_eager == NULL)

@@ -104,6 +104,7 @@ typedef struct tu_recipe {
     const char *skip;   /* passes to leave out; NULL: none */
     const char *with;   /* passes that run only where somebody asks for them; NULL: none */
     const char *folder; /* for files; NULL: none */
+    int rank;           /* in the names of files; -1: none */
     bool compares;      /* every run with eager code */
     bool no_compiler;   /* loops run in blocks: what is built for one size may not pay */
     int number;         /* of the entry */
@@ -148,6 +149,10 @@ tutti_status tu_partition(tu_entry *entry, bool recompute);
 tutti_status tu_check_passes(const char *field, const char *list);
 /* Passes, then programs (build.c). */
 tutti_status tu_build_entry(tu_entry *entry, const tu_recipe *how);
+/* What the environment says of files and comparisons; and who is asked to keep them apart (build.c). */
+void tu_recipe_look_around(tu_recipe *how);
+/* One graph of its own: passes, then its program (build.c). */
+tutti_status tu_build_graph(tt_graph *graph, const tu_recipe *how, const char *direction, tu_program **program);
 /* The backward without what depends on absent gradients alone (prune.c), and its program (build.c). */
 tutti_status tu_prune(const tu_entry *entry, const bool *arrived, tt_graph **made);
 tutti_status tu_build_partial(tu_entry *entry, const bool *arrived, tu_partial **made);

@@ -78,6 +78,7 @@ typedef struct tu_thread {
     void *backward;                    /* autograd's running backward, innermost */
     uint64_t backwards;                /* that began in it, those inside others not counted */
     void *backward_runner;             /* autograd's: who is asked to run a backward, or NULL */
+    const void *compiled_bodies;       /* functions of compile/ whose bodies run in this thread, the innermost first */
     void *saved_hooks;                 /* autograd's pack and unpack hooks, innermost */
     struct tu_step_batch *steps;       /* of an optimizer, open: see step.h */
     struct tu_call_recorder *recorder; /* is asked about every operator; see tensor/operator.h */

@@ -13,6 +13,8 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "world/here.h"
+#include "world/launch.h"
 #include "world/world.h"
 
 /* ---- the list of open worlds ---- */
@@ -72,6 +74,24 @@ tutti_world *tu_worlds_of(const tu_spawn_record *spawn) {
         world = world->next;
     pthread_mutex_unlock(&list_lock);
     return world;
+}
+
+/* A rank that tutti_spawn started knows itself; else the worlds tell, where they agree. */
+tu_here tu_rank_here(void) {
+    const tu_spawn_record *spawn = tu_spawn_current();
+    if (spawn != NULL)
+        return (tu_here){ spawn->size > 1 ? spawn->rank : -1, spawn };
+    tu_here here = { -1, NULL };
+    bool differ = false;
+    pthread_mutex_lock(&list_lock);
+    for (const tutti_world *world = open_worlds; world != NULL; world = world->next) {
+        if (world->fake || world->size == 1)
+            continue;
+        differ = differ || (here.rank >= 0 && here.rank != world->rank);
+        here.rank = world->rank;
+    }
+    pthread_mutex_unlock(&list_lock);
+    return differ ? (tu_here){ -1, NULL } : here;
 }
 
 /* ---- threads that are in calls ---- */

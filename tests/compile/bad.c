@@ -124,6 +124,33 @@ TEST(a_compiled_function_inside_another_becomes_part_of_it) {
     CHECK_OK(tt_scope_close(&scope));
 }
 
+static int calls_itself(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    outputs[0] = tt_add_scalar(tt_compiled_call(*(tt_compiled **)user, inputs).at[0], 1);
+    return 1;
+}
+
+TEST(a_compiled_function_that_calls_itself_is_an_error) {
+    tt_scope scope = tt_scope_open();
+    tt_compiled *first, *second, *other;
+    for (int full = 0; full < 2; full++) {
+        tt_compile_options options = { .size = sizeof options, .full = full != 0, .name = "circle" };
+        CHECK(tt_compile(calls_itself, &first, &options, &first));
+        CHECK(tt_compiled_call(first, tt_tensors(values(3))).count == 0);
+        CHECK(fails(TUTTI_ERROR_STATE, "compiled circle calls itself"));
+        tt_compiled_release(&first);
+        CHECK(tt_compile(calls_itself, &second, &options, &first) &&
+              tt_compile(calls_itself, &first, &options, &second));
+        CHECK(tt_compiled_call(first, tt_tensors(values(3))).count == 0);
+        CHECK(fails(TUTTI_ERROR_STATE, "compiled circle calls itself"));
+        CHECK(tt_compile(double_it, NULL, NULL, &other));
+        CHECK(tt_at(tt_compiled_call(other, tt_tensors(values(3))).at[0], tt_shape(2)) == 6); /* others run as ever */
+        tt_compiled_release(&first);
+        tt_compiled_release(&second);
+        tt_compiled_release(&other);
+    }
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 static int too_many(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     (void)inputs, (void)outputs, (void)user;
     return TT_GRAPH_OUTPUTS + 1;

@@ -3,7 +3,9 @@
  * Compiled functions with collectives, on real ranks: values, gradients, and what ranks agree on before they run.
  */
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include <tutti/tensors.h>
@@ -274,4 +276,99 @@ TEST_WORLD(a_capture_that_fails_before_a_collective_ends_no_group, 2) {
     tt_compiled_release(&fast);
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(group, NULL));
+}
+
+/* ---- ranks that are threads ---- */
+
+static _Thread_local tutti_group *group_here;
+
+static int sums_here(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[0] = tt_all_reduce(tt_mul_scalar(inputs.at[0], 2), TUTTI_SUM, group_here);
+    return 1;
+}
+
+static int doubles(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[0] = tt_mul_scalar(inputs.at[0], 2);
+    return 1;
+}
+
+typedef struct shared {
+    tt_compiled *sums, *doubles;
+    atomic_int refused, ended;
+} shared;
+
+/* Whoever comes second is told so, instead of waiting for the first, who waits for it. */
+static void share_one(tutti_world *world, void *argument) {
+    shared *of = argument;
+    tutti_group *group = group_here = tutti_world_group(world);
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_full(tt_shape(3), 1 + tutti_group_rank(group), TUTTI_F32, NULL);
+    CHECK(tt_equal(tt_compiled_call(of->doubles, tt_tensors(x)).at[0], tt_mul_scalar(x, 2)));
+    CHECK(tt_compiled_call(of->sums, tt_tensors(x)).count == 0);
+    tutti_status status = tt_error_show();
+    if (status == TUTTI_ERROR_STATE) {
+        CHECK_MESSAGE("has collectives of another rank that is a thread of this process");
+        atomic_fetch_add(&of->refused, 1);
+        CHECK_OK(tutti_group_abort(group, "one function for two ranks"));
+    } else {
+        CHECK_EQ(status, TUTTI_ERROR_ABORTED);
+        atomic_fetch_add(&of->ended, 1);
+    }
+    tt_error_clear();
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST(ranks_that_are_threads_share_no_function_with_collectives) {
+    shared of = { .sums = NULL };
+    tt_scope scope = tt_scope_open();
+    CHECK(tt_compile(sums_here, NULL, NULL, &of.sums) && tt_compile(doubles, NULL, NULL, &of.doubles));
+    CHECK_OK(tt_scope_close(&scope));
+    test_threads(2, share_one, &of);
+    CHECK_EQ(atomic_load(&of.refused), 1);
+    CHECK_EQ(atomic_load(&of.ended), 1);
+    tt_compiled_release(&of.sums);
+    tt_compiled_release(&of.doubles);
+}
+
+/* ---- files ---- */
+
+static bool is_file(const char *folder, const char *name, int rank, const char *rest) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s.rank%d.%s", folder, name, rank, rest);
+    return unlink(path) == 0;
+}
+
+static void write_files(tutti_world *world, void *argument) {
+    const char *folder = argument;
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast;
+    tt_backward_cache *cache;
+    tt_tensor *x = tt_require_grad(tt_ones(tt_shape(3), TUTTI_F32, NULL), true);
+    CHECK(tt_compile(doubles, NULL, TUTTI_OPTIONS(tt_compile_options, .name = "twice"), &fast));
+    CHECK(tt_compiled_call(fast, tt_tensors(x)).count == 1);
+    CHECK(tt_backward_cache_new(NULL, &cache) && tt_backward_compiled_begin(cache));
+    CHECK(tt_backward(tt_sum(tt_all_reduce(x, TUTTI_SUM, group)), NULL) && tt_backward_compiled_end());
+    CHECK(is_file(folder, "twice", rank, "1.forward.00-captured.graph"));
+    CHECK(is_file(folder, "twice", rank, "1.backward.00-captured.graph"));
+    CHECK(is_file(folder, "twice", rank, "1.forward.plan") && is_file(folder, "twice", rank, "1.forward.loops"));
+    CHECK(is_file(folder, "backward", rank, "1.traced.00-captured.graph"));
+    tt_compiled_release(&fast);
+    tt_backward_cache_release(&cache);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+TEST(ranks_write_graphs_to_files_of_their_own) {
+    char folder[] = "/tmp/tutti-compile-XXXXXX", command[64];
+    CHECK(mkdtemp(folder) != NULL);
+    setenv("TUTTI_COMPILE_DIR", folder, 1);
+    test_threads(2, write_files, folder);
+    test_processes(2, write_files, folder);
+    unsetenv("TUTTI_COMPILE_DIR");
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    CHECK_EQ(system(command), 0);
 }
