@@ -104,7 +104,7 @@ typedef struct tt_compiled_counts {
     size_t size;
     int captures;              /* of the function */
     int entries;               /* that captures gave and that are kept */
-    int variants;              /* of them, for other sizes, made without a capture */
+    int variants;              /* of them, for other sizes: made without a capture where that is possible */
     int vertices;              /* of all graphs that were built, forward and backward */
     int eager;                 /* calls that ran the function itself */
     int64_t hits;              /* calls that found what they needed */

@@ -454,6 +454,27 @@ static tutti_status find_pattern(const attempt *of, tu_entry *made) {
     return status;
 }
 
+/* Whether two entries differ from this call in nothing but sizes, in a way that no pattern was found for. Then more of
+ * them are captured as variants: some sizes are no reason to run as it is. */
+static bool has_many_sizes(tt_compiled *compiled, tt_tensor_list given) {
+    int alike = 0;
+    holding inputs;
+    if (compiled->options.dynamic == TUTTI_NONE || compiled->counts.captures > VARIANTS)
+        return false;
+    pthread_mutex_lock(&compiled->lock);
+    for (const tu_entry *entry = compiled->entries; entry != NULL; entry = entry->next) {
+        if (entry->why_eager != NULL || entry->is_variant || make_room(&inputs, entry->guards.count) != TUTTI_OK)
+            continue;
+        if (tu_guards_hold_but_sizes(&entry->guards, given, inputs.at)) {
+            inputs.count = entry->guards.count;
+            alike++;
+        }
+        let_go(&inputs);
+    }
+    pthread_mutex_unlock(&compiled->lock);
+    return alike >= 2;
+}
+
 /* The entry with a pattern that these inputs fit, held; the size that they have goes to *size. */
 static tu_entry *find_fitting(tt_compiled *compiled, tt_tensor_list given, holding *inputs, int64_t *size) {
     tu_entry *found = NULL;
@@ -591,7 +612,9 @@ static tu_entry *add_entry(tt_compiled *compiled, tt_tensor_list inputs, char *r
     if (status == TUTTI_OK && !applied) {
         tu_entry_drop(entry);
         entry = new_entry(compiled);
-        status = entry == NULL ? TUTTI_ERROR_MEMORY : check_limit(compiled);
+        if (entry != NULL)
+            entry->is_variant = has_many_sizes(compiled, inputs);
+        status = entry == NULL ? TUTTI_ERROR_MEMORY : entry->is_variant ? TUTTI_OK : check_limit(compiled);
         if (status == TUTTI_ERROR_LIMIT && !compiled->options.full) {
             snprintf(reason, REASON, "%s", tutti_error_message());
             tu_entry_drop(entry);
