@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "compile/compare.h"
 #include "compile/entry.h"
 #include "graph/passes.h"
@@ -149,6 +150,22 @@ static tutti_status keep_how(tu_entry *entry, const tu_recipe *how) {
     return status;
 }
 
+/* Passes that were asked for by name and found nothing are told of, once. */
+static void warn_of_fusions(const tu_entry *entry, const tu_recipe *how) {
+    size_t bytes;
+    bool asked = is_listed(how->with, "gather_matmul", &bytes) || is_listed(how->with, "matmul_scatter", &bytes);
+    const tt_graph *graphs[] = { entry->forward, entry->backward };
+    if (!asked || how->number > 1 || how->mode == TT_COMPILE_INTERPRET)
+        return;
+    for (size_t i = 0; i < 2; i++)
+        for (const tu_vertex *vertex = graphs[i] != NULL ? graphs[i]->first : NULL; vertex != NULL;
+             vertex = vertex->next)
+            if (strncmp(vertex->entry->name, "fused_", 6) == 0)
+                return;
+    TU_LOG(TUTTI_LOG_WARN, NULL, "compile",
+           "compiled %s: gather_matmul and matmul_scatter found no collective to fuse with a product", how->name);
+}
+
 tutti_status tu_build_entry(tu_entry *entry, const tu_recipe *how) {
     tutti_status status = keep_how(entry, how);
     if (status == TUTTI_OK)
@@ -159,6 +176,8 @@ tutti_status tu_build_entry(tu_entry *entry, const tu_recipe *how) {
         status = tu_graph_clone(entry->backward, &entry->whole_backward);
     if (status == TUTTI_OK && entry->backward != NULL)
         status = make_ready(entry->backward, how, "backward", &entry->run_backward, &entry->compare_backward);
+    if (status == TUTTI_OK)
+        warn_of_fusions(entry, how);
     return status;
 }
 

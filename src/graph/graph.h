@@ -47,6 +47,7 @@ struct tu_vertex {
     tu_value **results;
     void *attributes; /* a copy: see tu_attributes_copy */
     int position;     /* as tu_graph_number found it */
+    bool hidden;      /* of a collective: a product runs beside it, as tu_pass_hide found */
 };
 
 typedef enum tu_input_kind {

@@ -332,7 +332,7 @@ tutti_status tu_pass_gather_matmul(tt_graph *graph, size_t bytes) {
     tutti_status status = TUTTI_OK;
     for (tu_vertex *vertex = graph->first, *next; vertex != NULL && status == TUTTI_OK; vertex = next) {
         next = vertex->next;
-        if (vertex->entry != &tu_operator_all_gather)
+        if (vertex->entry != &tu_operator_all_gather || vertex->hidden)
             continue;
         gather of = { .graph = graph, .start = vertex, .whole = vertex->results[0] };
         of.shard = vertex->operands[0].value;
@@ -453,7 +453,7 @@ tutti_status tu_pass_matmul_scatter(tt_graph *graph, size_t bytes) {
     tutti_status status = TUTTI_OK;
     for (tu_vertex *vertex = graph->first, *next; vertex != NULL && status == TUTTI_OK; vertex = next) {
         next = vertex->next;
-        if (vertex->entry != &tu_operator_reduce_scatter)
+        if (vertex->entry != &tu_operator_reduce_scatter || vertex->hidden)
             continue;
         scatter of = { .graph = graph, .start = vertex };
         while (next != NULL && next->entry != &tu_operator_reduce_scatter) /* what stands between may go */

@@ -32,6 +32,8 @@ tu_pass_run tu_pass_fold;
 tu_pass_run tu_pass_one_shot, tu_pass_low_contention;
 /* schedule.c */
 tu_pass_run tu_pass_sink, tu_pass_raise, tu_pass_bucket;
+/* hide.c */
+tu_pass_run tu_pass_hide;
 /* matmul.c */
 tu_pass_run tu_pass_gather_matmul, tu_pass_matmul_scatter;
 

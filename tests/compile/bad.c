@@ -358,3 +358,33 @@ TEST(every_call_can_be_compared_with_eager_code) {
     }
     unsetenv("TUTTI_COMPILE_COMPARE");
 }
+
+/* What the library says on stderr while the functions are called. */
+static void said_by(tt_compiled *const *list, int count, char *text, size_t size) {
+    char path[] = "/tmp/tutti-said-XXXXXX";
+    int before = dup(2), to = mkstemp(path);
+    CHECK(before >= 0 && to >= 0 && unlink(path) == 0 && dup2(to, 2) == 2);
+    for (int i = 0; i < count; i++)
+        CHECK_EQ(tt_compiled_call(list[i], tt_tensors(values(3 + i))).count, 1);
+    CHECK(dup2(before, 2) == 2);
+    ssize_t length = pread(to, text, size - 1, 0);
+    text[length > 0 ? length : 0] = 0;
+    close(to);
+    close(before);
+}
+
+TEST(passes_that_were_asked_for_and_find_nothing_are_told_of_once) {
+    tt_scope scope = tt_scope_open();
+    tt_compiled *asked, *other;
+    char text[4096];
+    CHECK(tt_compile(double_it, NULL, TUTTI_OPTIONS(tt_compile_options, .with = "gather_matmul", .name = "lonely"),
+                     &asked));
+    CHECK(tt_compile(double_it, NULL, TUTTI_OPTIONS(tt_compile_options, .name = "silent"), &other));
+    said_by((tt_compiled *const[]){ asked, asked, other }, 3, text, sizeof text);
+    const char *found = strstr(text, "compiled lonely: gather_matmul and matmul_scatter found no collective to fuse");
+    if (found == NULL || strstr(found + 1, "compiled lonely") != NULL)
+        FAIL("the log is: %s", text);
+    tt_compiled_release(&asked);
+    tt_compiled_release(&other);
+    CHECK_OK(tt_scope_close(&scope));
+}

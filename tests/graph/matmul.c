@@ -355,3 +355,44 @@ TEST(only_groups_with_symmetric_memory_are_fused) {
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_world_close(world));
 }
+
+/* ---- what products hide ---- */
+
+/* Two products that have nothing to do with a gather and a scatter; the last gather has none left. */
+static int hidden(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *x = inputs.at[0], *turned = tt_transpose(x, 0, 1);
+    outputs[0] = tt_matmul(x, turned);
+    tt_tensor *all = tt_all_gather(x, 0, group);
+    outputs[1] = tt_matmul(all, turned);
+    tt_tensor *part = tt_reduce_scatter(all, TUTTI_SUM, 0, group);
+    outputs[2] = tt_matmul(tt_all_gather(part, 0, group), inputs.at[1]);
+    return 3;
+}
+
+static int fused_behind(const char *first, tutti_group *group, tt_tensor_list inputs) {
+    tt_tensor *expected[3];
+    tt_graph *graph;
+    hidden(inputs, expected, group);
+    CHECK(tt_capture(hidden, group, inputs, &graph) && tt_graph_pass(graph, first));
+    CHECK(tt_graph_pass(graph, "gather_matmul") && tt_graph_pass(graph, "matmul_scatter"));
+    int fused = tt_graph_count_of(graph, "fused_all_gather_matmul");
+    CHECK_EQ(tt_graph_count_of(graph, "all_gather"), 2 - fused);
+    CHECK_EQ(tt_graph_count_of(graph, "reduce_scatter"), 1);
+    tt_tensor_list results = tt_graph_run(graph, inputs);
+    CHECK_EQ(results.count, 3);
+    for (size_t i = 0; i < results.count; i++)
+        CHECK(tt_equal(results.at[i], expected[i]));
+    tt_graph_release(&graph);
+    return fused;
+}
+
+TEST_WORLD(collectives_that_products_hide_are_not_fused, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_tensor_list inputs =
+        tt_tensors(numbers(tt_shape(4, 6), tutti_group_rank(group) + 1), numbers(tt_shape(6, 5), 3));
+    CHECK_EQ(fused_behind("dead", group, inputs), 2);
+    CHECK_EQ(fused_behind("hide", group, inputs), 1);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
