@@ -372,3 +372,35 @@ TEST(ranks_write_graphs_to_files_of_their_own) {
     snprintf(command, sizeof command, "rm -r %s", folder);
     CHECK_EQ(system(command), 0);
 }
+
+/* ---- exchanges ---- */
+
+static int exchange(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    tutti_group *group = user;
+    tt_tensor *there = tt_all_to_all_single(tt_mul_scalar(inputs.at[0], 2), NULL, NULL, group);
+    outputs[0] = tt_add_scalar(tt_all_to_all_single(tt_sin(there), NULL, NULL, group), 1);
+    return 1;
+}
+
+TEST_WORLD(gradients_of_exchanges_are_compiled, 2) {
+    tutti_group *group = tutti_world_group(world);
+    EACH_MODE {
+        tt_scope scope = tt_scope_open();
+        tt_compiled *fast;
+        tt_tensor *x = leaf(group, 4, 3, 0.1), *other = leaf(group, 4, 3, 0.1), *expected;
+        CHECK(tt_compile(exchange, group, TUTTI_OPTIONS(tt_compile_options, .mode = modes[mode], .full = true), &fast));
+        for (int step = 0; step < 2; step++) {
+            tt_tensor *result = tt_compiled_call(fast, tt_tensors(x)).at[0];
+            exchange(tt_tensors(other), &expected, group);
+            CHECK(tt_equal(tt_detach(result), tt_detach(expected)));
+            CHECK(tt_backward(tt_sum(tt_square(result)), NULL) && tt_backward(tt_sum(tt_square(expected)), NULL));
+            CHECK(tt_equal(tt_grad(x), tt_grad(other)));
+        }
+        CHECK_EQ(counts_of(fast).captures, 1);
+        CHECK_EQ(tt_graph_count_of(tt_compiled_graph(fast, TT_FORWARD), "all_to_all_single"), 2);
+        CHECK_EQ(tt_graph_count_of(tt_compiled_graph(fast, TT_BACKWARD), "all_to_all_single"), 2);
+        tt_compiled_release(&fast);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+}

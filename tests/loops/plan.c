@@ -8,7 +8,7 @@
 #include "loops/plan.h"
 #include "programs.h"
 
-#define LAYERS 6
+#define LAYERS 10
 
 static int layers(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     (void)user;
@@ -159,6 +159,30 @@ TEST_LIMIT(any_allocation_may_fail, 300) {
         test_fail_each("malloc,calloc,realloc,aligned_alloc", make_and_run, &own);
     }
     remove_folder(folder);
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+static int softmax_of(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[0] = tt_softmax(tt_mul_scalar(inputs.at[0], 0.25), 1);
+    return 1;
+}
+
+/* The row stays in the cache: nothing between the input and the result has a place in memory. */
+TEST(a_softmax_that_is_taken_apart_is_one_loop_without_memory_of_its_own) {
+    tt_scope scope = tt_scope_open();
+    tt_graph *graph;
+    tu_plan plan;
+    tu_program *program;
+    CHECK(tt_capture(softmax_of, NULL, tt_tensors(values(8, 100)), &graph) && tt_graph_pass(graph, "decompose"));
+    free(plan_of(graph, &plan));
+    CHECK_EQ(plan.total, 0);
+    CHECK_OK(tu_program_make(graph, &(tu_program_options){ .no_compiler = true }, &program));
+    tu_program_counts counts = tu_program_count(program);
+    CHECK(counts.loops == 1 && counts.calls == 0);
+    tu_program_release(program);
+    tu_plan_free(&plan);
     tt_graph_release(&graph);
     CHECK_OK(tt_scope_close(&scope));
 }
