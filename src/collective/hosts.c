@@ -165,13 +165,20 @@ static bool still_missing(void *argument, int member) {
     return false;
 }
 
+static void free_messages(tu_round *round) {
+    free(round->receipts);
+    free(round->dispatches);
+    round->receipts = NULL;
+    round->dispatches = NULL;
+}
+
 tutti_status tu_round_begin(tu_round *round, tu_hosts *hosts, tu_task *task, int room) {
     size_t count = room > 0 ? (size_t)room : 1;
     *round = (tu_round){ .hosts = hosts, .task = task, .room = room };
     round->receipts = calloc(count, sizeof *round->receipts);
     round->dispatches = calloc(count, sizeof *round->dispatches);
     if (round->receipts == NULL || round->dispatches == NULL) {
-        tu_round_end(round);
+        free_messages(round);
         return tu_error_memory("messages between hosts", count * (sizeof(tu_receipt) + sizeof(tu_dispatch)));
     }
     tu_group_wait_init(&round->wait, hosts->group, &task->info, task->ticket, tu_task_deadline(task), still_missing,
@@ -179,11 +186,11 @@ tutti_status tu_round_begin(tu_round *round, tu_hosts *hosts, tu_task *task, int
     return TUTTI_OK;
 }
 
-void tu_round_end(tu_round *round) {
-    free(round->receipts);
-    free(round->dispatches);
-    round->receipts = NULL;
-    round->dispatches = NULL;
+tutti_status tu_round_end(tu_round *round, tutti_status status) {
+    if (status != TUTTI_OK)
+        tu_network_abandon(round->hosts->network);
+    free_messages(round);
+    return status;
 }
 
 static tutti_status in_words(tu_round *round, tutti_status status) {

@@ -39,9 +39,10 @@ typedef struct tu_round {
     int receipt_count, dispatch_count, room;
 } tu_round;
 
-/* Room for so many messages each way. tu_round_end frees it. */
+/* Room for so many messages each way, until tu_round_end. */
 tutti_status tu_round_begin(tu_round *round, tu_hosts *hosts, tu_task *task, int room);
-void tu_round_end(tu_round *round);
+/* What came of the round is passed on. After a failure its messages are forgotten: none of their memory is touched. */
+tutti_status tu_round_end(tu_round *round, tutti_status status);
 tutti_status tu_round_receive(tu_round *round, int member, uint32_t step, void *to, size_t bytes);
 tutti_status tu_round_send(tu_round *round, int member, uint32_t step, const void *from, size_t bytes);
 /* Until ready(argument), or until all messages have come and gone. */

@@ -31,10 +31,7 @@ static tutti_status leaders_barrier(tu_hosts *hosts, tu_task *task) {
         if (status == TUTTI_OK)
             status = tu_round_wait(&round);
     }
-    if (status != TUTTI_OK)
-        tu_network_abandon(hosts->network);
-    tu_round_end(&round);
-    return status;
+    return tu_round_end(&round, status);
 }
 
 tutti_status tu_hosts_barrier(tu_hosts *hosts, tu_task *task) {
@@ -84,10 +81,7 @@ static tutti_status cross(tu_hosts *hosts, tu_task *task, unsigned char *out, co
     }
     if (status == TUTTI_OK)
         status = tu_round_wait(&round);
-    if (status != TUTTI_OK)
-        tu_network_abandon(hosts->network);
-    tu_round_end(&round);
-    return status;
+    return tu_round_end(&round, status);
 }
 
 /* The parts of this host's members to all of them. */
@@ -212,10 +206,7 @@ static tutti_status carry_block(tu_hosts *hosts, tu_task *task, const path *path
         status = tu_round_send(&round, path->children[i], step, path->parent >= 0 ? to : from, bytes);
     if (status == TUTTI_OK)
         status = tu_round_wait(&round);
-    if (status != TUTTI_OK)
-        tu_network_abandon(hosts->network);
-    tu_round_end(&round);
-    return status;
+    return tu_round_end(&round, status);
 }
 
 static tutti_status broadcast(tu_hosts *hosts, tu_task *task) {
@@ -311,9 +302,7 @@ static tutti_status move_parts(tu_hosts *hosts, tu_task *task) {
             status = move_here(hosts, task, in);
         if (status == TUTTI_OK)
             status = tu_round_wait(&round);
-        if (status != TUTTI_OK)
-            tu_network_abandon(hosts->network);
-        tu_round_end(&round);
+        status = tu_round_end(&round, status);
     }
     free(copy);
     return status;

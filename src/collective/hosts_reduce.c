@@ -327,10 +327,7 @@ static tutti_status run_block(chain *chain, const unsigned char *in, unsigned ch
         status = tu_round_begin(&chain->round, chain->hosts, chain->task, 2 * chain->chunks);
         if (status != TUTTI_OK)
             return status;
-        status = carry(chain);
-        if (status != TUTTI_OK)
-            tu_network_abandon(chain->hosts->network);
-        tu_round_end(&chain->round);
+        status = tu_round_end(&chain->round, carry(chain));
     }
     return status == TUTTI_OK && chain->hosts->here != NULL ? share_columns(chain, count, out) : status;
 }

@@ -252,7 +252,7 @@ static void nap(tu_network *network, int64_t nanoseconds) {
     network->napping = false;
 }
 
-static void sleep_on_network(tu_network *network) {
+void tu_network_sleep(tu_network *network, int milliseconds) {
     if (!network->part->arm(network->state))
         return;
     network->sleepers++;
@@ -260,7 +260,7 @@ static void sleep_on_network(tu_network *network) {
     struct pollfd fds[2] = { { .fd = network->part->descriptor(network->state), .events = POLLIN },
                              { .fd = network->bell, .events = POLLIN } };
     uint64_t rung;
-    if (poll(fds, 2, IDLE_SLEEP) > 0 && (fds[1].revents & POLLIN) != 0)
+    if (poll(fds, 2, milliseconds) > 0 && (fds[1].revents & POLLIN) != 0)
         (void)!read(network->bell, &rung, sizeof rung);
     pthread_mutex_lock(&network->lock);
     network->sleepers--;
@@ -281,7 +281,7 @@ static void *tend(void *argument) {
         }
         length = SHORT_NAP;
         tu_network_drive(network);
-        sleep_on_network(network);
+        tu_network_sleep(network, IDLE_SLEEP);
     }
     pthread_mutex_unlock(&network->lock);
     return NULL;

@@ -2,7 +2,6 @@
  *
  * A group's side of the network: matching, windows, waiting.
  */
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -330,20 +329,10 @@ static void ask_awaited(tu_network_group *side, const tu_group_wait *wait) {
 /* Sleeps until something comes, at most until the next look. */
 static void doze(tu_network *network, int64_t until) {
     int64_t left = until - tu_clock_now();
-    pthread_mutex_lock(&network->lock);
-    if (left <= 0 || !network->part->arm(network->state)) {
-        pthread_mutex_unlock(&network->lock);
+    if (left <= 0)
         return;
-    }
-    network->sleepers++;
-    pthread_mutex_unlock(&network->lock);
-    struct pollfd fds[2] = { { .fd = network->part->descriptor(network->state), .events = POLLIN },
-                             { .fd = network->bell, .events = POLLIN } };
-    uint64_t rung;
-    if (poll(fds, 2, (int)(left / TU_MILLISECOND) + 1) > 0 && (fds[1].revents & POLLIN) != 0)
-        (void)!read(network->bell, &rung, sizeof rung);
     pthread_mutex_lock(&network->lock);
-    network->sleepers--;
+    tu_network_sleep(network, (int)(left / TU_MILLISECOND) + 1);
     pthread_mutex_unlock(&network->lock);
 }
 

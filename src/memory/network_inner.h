@@ -101,7 +101,9 @@ struct tu_network_group {
 };
 
 /* With the lock held. */
-void tu_network_drive(tu_network *network);                   /* progress, and what follows from it */
+void tu_network_drive(tu_network *network); /* progress, and what follows from it */
+/* Sleeps until something comes, or the milliseconds are over. Under the lock, which is given up meanwhile. */
+void tu_network_sleep(tu_network *network, int milliseconds);
 void tu_network_lost(void *owner, int rank, const char *why); /* owner: the network */
 void tu_network_own(tu_network *network, int peer, tu_network_kind kind, uint64_t key, uint64_t sequence,
                     uint64_t offset, const tu_network_said *said, const void *data, size_t bytes);
