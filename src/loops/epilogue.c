@@ -29,17 +29,15 @@ static bool is_tall(const tu_shape *shape) {
 
 /* Whether the vertex is one product by our own kernels, which can have an epilogue. */
 static bool is_product(const tu_vertex *vertex) {
-    if (vertex->in_place || vertex->result_count != 1 || vertex->operand_count < 2 ||
-        vertex->operands[0].value == NULL || vertex->operands[1].value == NULL)
+    bool linear = vertex->entry == &tu_operator_linear;
+    if ((!linear && vertex->entry != &tu_operator_matmul) || vertex->in_place || vertex->result_count != 1 ||
+        vertex->operand_count < 2 || vertex->operands[0].value == NULL || vertex->operands[1].value == NULL)
         return false;
     const tu_shape *result = &vertex->results[0]->shape, *right = &vertex->operands[1].value->shape;
     if (result->device != TUTTI_CPU || !tu_product_is_ours(result->dtype) || tu_shape_numel(result) == 0 ||
-        result->sizes[result->ndim - 1] < 2)
+        result->ndim < 1 || result->sizes[result->ndim - 1] < 2 || right->ndim != 2)
         return false;
-    if (vertex->entry == &tu_operator_linear)
-        return right->sizes[1] > 0;
-    return vertex->entry == &tu_operator_matmul && right->ndim == 2 && right->sizes[0] > 0 &&
-           is_tall(&vertex->operands[0].value->shape);
+    return linear ? right->sizes[1] > 0 : right->sizes[0] > 0 && is_tall(&vertex->operands[0].value->shape);
 }
 
 /* ---- who reads and writes what ---- */
