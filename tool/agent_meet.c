@@ -40,12 +40,14 @@ bool agent_peer_read(agent_peer *peer) {
     if (count > 0) {
         peer->heard = tu_clock_now();
         tu_link_came(link, (size_t)count);
-    } else if (count == 0) {
-        if (link->state != TU_LINK_BROKEN)
+    } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
+        if (link->state == TU_LINK_PROVING)
+            snprintf(link->why, sizeof link->why,
+                     "its launcher did not accept this one's secret: the secrets differ (--secret-file)");
+        else if (count < 0)
+            snprintf(link->why, sizeof link->why, "the connection broke: %s", strerror(errno));
+        else if (link->state != TU_LINK_BROKEN)
             snprintf(link->why, sizeof link->why, "its launcher closed the connection: it has ended or was killed");
-        return false;
-    } else if (errno != EAGAIN && errno != EINTR) {
-        snprintf(link->why, sizeof link->why, "the connection broke: %s", strerror(errno));
         return false;
     }
     return link->state != TU_LINK_BROKEN;

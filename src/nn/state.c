@@ -14,7 +14,7 @@
 /* ---- the generator ---- */
 
 tt_tensor *tt_random_state(void) {
-    return tu_random_state(0);
+    return tu_random_state(0, 1);
 }
 
 bool tt_set_random_state(tt_tensor *state) {

@@ -34,6 +34,10 @@ void tt_seed(uint64_t seed, int rank) {
 /* ---- the state, as a tensor of i64: seed, position, rank ---- */
 
 tutti_status tu_random_state_shape(tu_call *call) {
+    const tu_random_state_attributes *attributes = call->attributes;
+    if (attributes->count < 0 || attributes->group < 1)
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "count is %lld and group is %lld",
+                             (long long)attributes->count, (long long)attributes->group);
     return tu_shape_from("random_state", tt_shape(3), TUTTI_I64, TUTTI_CPU, &call->results[0]);
 }
 
@@ -44,15 +48,15 @@ tutti_status tu_random_state_cpu(tu_call *call) {
     at[0] = (int64_t)self->seed;
     at[1] = (int64_t)self->counter;
     at[2] = self->seed_rank;
-    self->counter +=
-        (uint64_t)(attributes->count + 3) / 4 * 2; /* two blocks for four elements: f64 needs 64 bits each */
-    call->outputs[0]->flags |= TU_NUMBER;          /* belongs to any device */
+    uint64_t group = (uint64_t)attributes->group, count = ((uint64_t)attributes->count + group - 1) / group * group;
+    self->counter += (count + 3) / 4 * 2; /* two blocks for four elements: f64 needs 64 bits each */
+    call->outputs[0]->flags |= TU_NUMBER; /* belongs to any device */
     return TUTTI_OK;
 }
 
 tt_tensor *tu_sample_state(void) {
     tt_seed(7, 0);
-    return tu_random_state(1);
+    return tu_random_state(1, 1);
 }
 
 /* On the device of a made input, as the table test expects of results. */
@@ -103,13 +107,14 @@ static tt_tensor *next_state(tu_tape *tape) {
     return NULL;
 }
 
-/* For a draw of so many elements; a meta tensor draws nothing. The innermost tape that replays has the state; those
- * inside of it keep it too. */
-static tt_tensor *state_for(tutti_device device, int64_t count) {
+/* For a draw of so many elements, in groups of so many; a meta tensor draws nothing. The number of elements itself is
+ * the attribute, and not what it is rounded to: where a size is variable, it follows that size. The innermost tape that
+ * replays has the state; those inside of it keep it too. */
+static tt_tensor *state_for(tutti_device device, int64_t count, int64_t group) {
     tu_tape *from = tu_self()->tape;
     while (from != NULL && !from->replays)
         from = from->outer;
-    tt_tensor *state = from != NULL ? next_state(from) : tu_random_state(device == TUTTI_META ? 0 : count);
+    tt_tensor *state = from != NULL ? next_state(from) : tu_random_state(device == TUTTI_META ? 0 : count, group);
     for (tu_tape *tape = tu_self()->tape; tape != from && state != NULL; tape = tape->outer)
         keep_state(tape, state);
     return state;
@@ -288,21 +293,21 @@ tt_tensor *tt_rand(tt_dims shape, tutti_dtype dtype, const tt_options *options) 
     tt_options full;
     if (!tu_create_begin(options, &full))
         return NULL;
-    return tu_create_end(tu_rand(state_for(full.device, elements(shape)), shape, dtype, full.device), &full);
+    return tu_create_end(tu_rand(state_for(full.device, elements(shape), 1), shape, dtype, full.device), &full);
 }
 
 tt_tensor *tt_randn(tt_dims shape, tutti_dtype dtype, const tt_options *options) {
     tt_options full;
     if (!tu_create_begin(options, &full))
         return NULL;
-    return tu_create_end(tu_randn(state_for(full.device, elements(shape)), shape, dtype, full.device), &full);
+    return tu_create_end(tu_randn(state_for(full.device, elements(shape), 1), shape, dtype, full.device), &full);
 }
 
 tt_tensor *tt_randint(int64_t low, int64_t high, tt_dims shape, tutti_dtype dtype, const tt_options *options) {
     tt_options full;
     if (!tu_create_begin(options, &full))
         return NULL;
-    tt_tensor *state = state_for(full.device, elements(shape));
+    tt_tensor *state = state_for(full.device, elements(shape), 1);
     return tu_create_end(tu_randint(state, low, high, shape, dtype, full.device), &full);
 }
 
@@ -329,7 +334,7 @@ tutti_status tu_normal_everywhere(tu_call *call) {
 static tt_tensor *state_like(const char *who, const tt_tensor *x) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check(who, "x", x)) != TUTTI_OK)
         return NULL;
-    return state_for(x->device, x->numel);
+    return state_for(x->device, x->numel, 1);
 }
 
 tt_tensor *tt_uniform_(tt_tensor *x, double low, double high) {
@@ -425,6 +430,6 @@ tutti_status tu_dropout_everywhere(tu_call *call) {
 tt_tensor *tt_dropout(tt_tensor *x, double share) {
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(tu_tensor_check("dropout", "x", x)) != TUTTI_OK)
         return NULL;
-    tt_tensor *state = state_for(x->device, (x->numel + TU_DROPOUT_GROUP - 1) / TU_DROPOUT_GROUP * TU_DROPOUT_GROUP);
+    tt_tensor *state = state_for(x->device, x->numel, TU_DROPOUT_GROUP);
     return state != NULL ? tu_dropout(x, state, share) : NULL;
 }

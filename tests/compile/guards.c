@@ -369,6 +369,35 @@ TEST(what_depends_on_a_size_in_another_way_is_captured_for_each) {
     }
 }
 
+/* Draws twice: what the first one takes from the generator decides what the second one gets. */
+static int drops_twice(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[0] = tt_dropout(inputs.at[0], 0.5);
+    outputs[1] = tt_add(tt_dropout(inputs.at[0], 0.25), tt_uniform_(tt_clone(inputs.at[0]), 0, 1));
+    return 2;
+}
+
+TEST(random_numbers_follow_a_size_that_changes) {
+    static const int rows[] = { 8, 5, 7, 12, 9, 100, 3, 8, 64, 65 };
+    EACH_MODE {
+        tt_scope scope = tt_scope_open();
+        tt_compiled *fast = compile(drops_twice, NULL, modes[mode]);
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            tt_tensor *x = values(rows[i], 17), *expected[2];
+            tt_seed(1, (int)i);
+            drops_twice(tt_tensors(x), expected, NULL);
+            tt_tensor *next = tt_rand(tt_shape(4), TUTTI_F64, NULL);
+            tt_seed(1, (int)i);
+            tt_tensor_list results = tt_compiled_call(fast, tt_tensors(x));
+            CHECK(tt_equal(results.at[0], expected[0]) && tt_equal(results.at[1], expected[1]));
+            CHECK(tt_equal(tt_rand(tt_shape(4), TUTTI_F64, NULL), next));
+        }
+        CHECK(counts_of(fast).captures < 5); /* one size stood for others */
+        tt_compiled_release(&fast);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+}
+
 TEST(two_sizes_that_change_apart_are_captured_and_one_in_two_inputs_is_not) {
     tt_scope scope = tt_scope_open();
     tt_compiled *fast;

@@ -117,6 +117,7 @@ def a_launcher_with_another_secret_is_refused_in_words():
         output, _ = stranger.communicate(timeout=LIMIT)
         equal(stranger.returncode, 1)
         contains(output, "cannot prove the job's secret")
+        job.wait_for_text("the secrets differ")
         os.chmod(wrong, 0o644)
         open_file = hosts.start(1, [*common, "--secret-file", wrong, PLACES, "hello"])
         output, _ = open_file.communicate(timeout=LIMIT)

@@ -501,7 +501,8 @@ TEST(putting_pieces_side_by_side_is_one_change) {
 
 TEST(random_numbers_are_a_function_of_their_state) {
     tt_scope scope = tt_scope_open();
-    tt_tensor *x = tt_ones(tt_shape(64), TUTTI_F32, NULL), *state = tu_random_state(64), *later = tu_random_state(64);
+    tt_tensor *x = tt_ones(tt_shape(64), TUTTI_F32, NULL), *state = tu_random_state(64, 1),
+              *later = tu_random_state(64, 1);
     CHECK(tt_equal(tu_dropout(x, state, 0.5), tu_dropout(x, state, 0.5)));
     CHECK(!tt_equal(tu_dropout(x, state, 0.5), tu_dropout(x, later, 0.5)));
     FAILS(tu_dropout(x, x, 0.5), TUTTI_ERROR_ARGUMENT, "state is f32 [64] and must be what random_state gives");
