@@ -176,11 +176,12 @@ _Noreturn static void become_rsh(const origin *this, const char *host, const cha
     _exit(127);
 }
 
-/* Writes the secret, which a new pipe takes whole. */
+/* Writes the secret, which a new pipe takes whole. Who has ended already takes nothing: its own words and its status,
+ * which tell more, come where the launchers meet. */
 static bool hand_over(const origin *this, int descriptor) {
     char line[sizeof this->secret + 1];
     int length = snprintf(line, sizeof line, "%s\n", this->secret);
-    bool whole = write(descriptor, line, (size_t)length) == length;
+    bool whole = write(descriptor, line, (size_t)length) == length || errno == EPIPE;
     explicit_bzero(line, sizeof line);
     return whole;
 }

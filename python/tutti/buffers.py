@@ -90,10 +90,16 @@ def _of_numpy(array, writable):
         raise ValueError(f"tutti: the array of shape {array.shape} is not contiguous; numpy.ascontiguousarray makes a copy that is")
     if writable and not array.flags.writeable:
         raise ValueError("tutti: the array is read-only, and would be written")
+    if not array.dtype.isnative:
+        raise TypeError(f"tutti: the array's bytes are in the order of other machines ({array.dtype.str}); .astype({array.dtype.name!r}) makes a copy")
+    if not isinstance(array, sys.modules["numpy"].ndarray):
+        array = sys.modules["numpy"].asarray(array)  # a scalar lies nowhere by itself
     return Buffer(array.__array_interface__["data"][0], array.shape, dtype_name(array.dtype), array)
 
 
 def _of_torch(tensor):
+    if tensor.device.type != "cpu":
+        raise TypeError(f"tutti: the tensor is on {tensor.device}; here only those of the CPU can be used")
     if not tensor.is_contiguous():
         raise ValueError(f"tutti: the tensor of shape {tuple(tensor.shape)} is not contiguous; .contiguous() makes a copy that is")
     return Buffer(tensor.data_ptr(), tensor.shape, dtype_name(tensor.dtype), tensor)
@@ -113,6 +119,8 @@ _DLPACK_CODES = {0: "i", 1: "u", 2: "f", 4: "bf", 5: "c", 6: "bool"}
 def _of_dlpack(thing):
     capsule = thing.__dlpack__()
     tensor = _Dlpack.from_address(_capsule_pointer(capsule, b"dltensor"))
+    if tensor.device_type not in (1, 3):  # the CPU's, and what CUDA has pinned of it
+        raise TypeError(f"tutti: the array is on a device (DLPack's type {tensor.device_type}); here only memory of the CPU can be used")
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
     step = 1
     for i in reversed(range(tensor.ndim)):

@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing
 import os
+import pickle
 import secrets
 import signal
 import traceback
@@ -19,6 +20,10 @@ def _rank_main(function, arguments, given, results):
     except BaseException as error:  # the parent raises it
         error.__traceback_text__ = traceback.format_exc()
         answer = (given["rank"], False, (error, error.__traceback_text__))
+        try:  # one that the parent could not read would hide what happened
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            answer = (given["rank"], False, (RuntimeError(repr(error)), error.__traceback_text__))
     try:
         results.send(answer)
     except Exception:  # what cannot be pickled

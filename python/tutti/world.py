@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worlds, groups and what they do together."""
 import asyncio
+import collections
 import ctypes
 import os
 import weakref
@@ -36,12 +37,43 @@ def _reduction(name):
     return _REDUCTIONS[name]
 
 
+def _release_here(process, function, handle):
+    """A forked child has copies of these objects, and the library's locks as they were at that moment: it touches nothing."""
+    if process == os.getpid():
+        function(handle)
+
+
+_left = collections.deque()  # works that nobody waits for any more, with their buffers, which the library uses until they end
+
+
+def _drop(process, handle, kept):
+    """A work's object has gone. Its buffers may not go before it has finished."""
+    if process == os.getpid():
+        _left.append((handle, kept))
+        _sweep()
+
+
+def _sweep():
+    for _ in range(len(_left)):
+        try:
+            handle, kept = _left.popleft()
+        except IndexError:  # another thread took it
+            return
+        finished = ctypes.c_bool()
+        if lib.tutti_work_test(handle, ctypes.byref(finished)) or finished.value:
+            lib.tutti_work_release(handle)
+        else:
+            _left.append((handle, kept))
+
+
 class Work:
-    """A call that was started with wait=False. Wait for it, or await it; its buffers stay alive until then."""
+    """A call that was started with wait=False. Wait for it, or await it; its buffers stay alive until it has finished."""
 
     def __init__(self, world, handle, result, kept):
-        self._world, self._handle, self._kept, self.result = world, handle, kept, result
-        self._release = weakref.finalize(self, lib.tutti_work_release, handle)
+        _sweep()
+        self._world, self._handle, self._kept, self.result = world, handle, [kept], result
+        self._release = weakref.finalize(self, _drop, os.getpid(), handle, self._kept)
+        self._release.atexit = False
 
     def done(self):
         """Whether it has finished, well or not."""
@@ -52,7 +84,7 @@ class Work:
     def wait(self, timeout=None):
         """Waits, and returns what the call would have returned."""
         check(_interrupt.call(self._world, lib.tutti_work_wait, self._handle, _nanoseconds(timeout)))
-        self._kept = None
+        self._kept.clear()
         return self.result
 
     def __await__(self):
@@ -66,7 +98,7 @@ class Group:
     def __init__(self, world, handle, owned=True):
         self.world, self._handle, self._batch = world, handle, None
         if owned:
-            self._release = weakref.finalize(self, lib.tutti_group_release, handle)
+            self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_group_release, handle)
 
     rank = property(lambda self: lib.tutti_group_rank(self._handle), doc="This rank in the group.")
     size = property(lambda self: lib.tutti_group_size(self._handle), doc="How many ranks it has.")
@@ -156,6 +188,8 @@ class Group:
     def all_gather_v(self, array, counts, out, wait=True, timeout=None):
         """all_gather of arrays of counts[rank] elements, one after the other in out."""
         source, target, out = self._pair("all_gather_v", array, out, None)
+        if len(counts) != self.size or counts[self.rank] != source.count:
+            raise ValueError(f"all_gather_v: counts are {list(counts)}, for {self.size} ranks and {source.count} elements of rank {self.rank}")
         self._length("all_gather_v", target, sum(counts))
         kept = _sizes(counts)
         return self._run(lib.tutti_all_gather_v, (source.address, target.address, kept, None, source.number), out, (source, target, kept), wait, timeout)
@@ -302,7 +336,7 @@ class Peers:
 
     def __init__(self, memory, group, handle):
         self.group, self._memory, self._handle = group, memory, handle
-        self._release = weakref.finalize(self, lib.tutti_peers_release, handle)
+        self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_peers_release, handle)
 
     def array(self, rank, shape=None, dtype=None, offset=0):
         """The block of a rank, or a part of it, as a NumPy array over that very memory. offset is in elements."""
@@ -364,7 +398,7 @@ class Memory:
 
     def __init__(self, world, shape, dtype, handle):
         self.world, self.shape, self.dtype, self._handle = world, shape, dtype, handle
-        self._release = weakref.finalize(self, lib.tutti_memory_release, handle)
+        self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_memory_release, handle)
 
     def rendezvous(self, group=None):
         """A collective of the group (default: the world's): maps the blocks of all, which must be equally long."""
@@ -390,7 +424,12 @@ class Store:
     """Keys and values that all ranks see: world.store."""
 
     def __init__(self, world, handle):
-        self._world, self._handle = world, handle
+        self._world, self._lent = world, handle
+
+    @property
+    def _handle(self):
+        self._world._open()  # the store goes with it
+        return self._lent
 
     def set(self, key, value):
         value = value.encode() if isinstance(value, str) else bytes(value)
@@ -443,6 +482,7 @@ class World:
         handle = ctypes.c_void_p()
         check(_interrupt.call(None, lib.tutti_world_open, ctypes.byref(options), ctypes.byref(handle)))
         self._handle = handle.value
+        self._group = None
         self._process = os.getpid()
 
     def _open(self):
@@ -459,7 +499,10 @@ class World:
     @property
     def group(self):
         """All ranks. After Group.refill it is the group that is whole."""
-        return Group(self, lib.tutti_world_group(self._open()), owned=False)
+        handle = lib.tutti_world_group(self._open())
+        if self._group is None or self._group._handle != handle:
+            self._group = Group(self, handle, owned=False)  # one object: a batch of it is everybody's
+        return self._group
 
     @property
     def store(self):

@@ -54,6 +54,7 @@ static struct {
     _Atomic uint32_t sleeping; /* threads in or near the futex */
     pthread_t threads[MOST_THREADS];
     place places[PLACES];
+    _Atomic bool sending; /* a thread is sent elsewhere: another would take the CPUs of that moment for its own */
 } pool = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 static _Thread_local bool inside;
@@ -125,6 +126,7 @@ static void reset_in_child(void) {
     atomic_store(&pool.started, 0);
     atomic_store(&pool.ending, false);
     atomic_store(&pool.sleeping, 0);
+    atomic_store(&pool.sending, false);
     for (int i = 0; i < PLACES; i++) {
         atomic_store(&pool.places[i].gate, CLOSED);
         atomic_store(&pool.places[i].owned, false);
@@ -161,16 +163,19 @@ static place *claim_place(void) {
 /* A thread that was woken up while every CPU was busy may wait behind its owner, who does not sleep and so would keep
  * it there for milliseconds: it is sent to another CPU, and may go where it likes from there. */
 static void send_elsewhere(int threads) {
+    if (atomic_exchange_explicit(&pool.sending, true, memory_order_acquire))
+        return;
     int here = sched_getcpu();
     for (int i = 0; i < threads && i < MOST_SENT && here >= 0 && here < CPU_SETSIZE; i++) {
         cpu_set_t allowed, others;
         if (pthread_getaffinity_np(pool.threads[i], sizeof allowed, &allowed) != 0)
-            return;
+            break;
         others = allowed;
         CPU_CLR(here, &others);
         if (CPU_COUNT(&others) > 0 && pthread_setaffinity_np(pool.threads[i], sizeof others, &others) == 0)
             pthread_setaffinity_np(pool.threads[i], sizeof allowed, &allowed);
     }
+    atomic_store_explicit(&pool.sending, false, memory_order_release);
 }
 
 static void run_together(place *place, work *work, int helpers) {

@@ -198,7 +198,7 @@ static tutti_status in_words(tu_round *round, tutti_status status) {
         return status == TUTTI_OK ? status : tu_group_wait_error(&round->wait, status);
     tu_network_other_call other;
     int member = tu_network_other(round->hosts->network, &other);
-    size_t element = round->task->element;
+    size_t element = round->task->element > 0 ? round->task->element : 1; /* of a barrier: what came is not from us */
     if (other.unequal)
         return tu_mismatch_split(round->task->state, round->task, member, round->hosts->group->rank,
                                  other.sent_bytes / element, other.expected_bytes / element);

@@ -399,7 +399,7 @@ void tu_network_abandon(tu_network_group *side) {
         tu_network_drive(network);
     /* A connection that does not take what it was given is of no more use, and its memory is the caller's again. */
     for (tu_dispatch *dispatch = side->outgoing; dispatch != NULL; dispatch = dispatch->next)
-        if (dispatch->under_way > 0 && !network->peers[dispatch->peer].lost) {
+        if (dispatch->under_way > 0) { /* also of one that is lost already, by a send that failed: it is still open */
             tu_network_lost(network, dispatch->peer, "it took nothing any more");
             network->part->disconnect(network->state, dispatch->peer);
         }

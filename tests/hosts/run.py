@@ -175,7 +175,7 @@ def the_standard_input_goes_to_rank_0():
 @over_hosts
 def a_killed_rank_is_named_with_its_signal_by_every_launcher_and_every_rank():
     with namespaces.Hosts(2) as hosts:
-        job = Job(hosts, [2, 2], [PLACES, "kill", "3"])
+        job = Job(hosts, [2, 2], [PLACES, "kill", "3"], options=["--grace", "60"])
         equal(job.end(), [137, 137])
         pid = job.rank_pids()[3]
         for node in range(2):

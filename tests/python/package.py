@@ -76,16 +76,19 @@ def messages():
             group.send(array.array("i", [42]), to=1, tag=7)
         else:
             assert group.recv(got, source=0, tag=7)[0] == 42
+        assert world.group is group
         with group.batch():
             group.send(array.array("i", [rank]), to=1 - rank)
             group.recv(got, source=1 - rank, tag=0)
         assert got[0] == 1 - rank
         work = group.all_reduce(array.array("d", [1.5]), wait=False)
         assert list(work.wait()) == [3] and work.done()
+        store = world.store
         world.store.set(f"from {rank}", "hello")
         assert world.store.get(f"from {1 - rank}", timeout=60) == b"hello"
         assert world.store.add("counter") in (1, 2)
         world.finish()
+        raises(RuntimeError, store.get, "anything")
 
 
 def awaited():
@@ -145,6 +148,15 @@ def numpy_arrays():
         raises(ValueError, group.all_reduce, numpy.ones(2), op="median")
         raises(tutti.TypeMismatchError, group.all_reduce, numpy.ones(2), op="bor")
         group.all_reduce(numpy.ones(0))
+        raises(TypeError, group.all_reduce, numpy.ones(3, ">f4"))
+        raises(ValueError, group.all_gather_v, numpy.ones(2), [2], out=numpy.ones(2))
+        raises(ValueError, group.all_gather_v, numpy.ones(2), [3, 3], out=numpy.ones(6))
+        for _ in range(20):  # works that nobody waits for write into no other array
+            group.all_reduce(numpy.full(100000, 7.0), wait=False)
+            fresh = numpy.zeros(100000)
+            assert fresh.sum() == 0
+        group.barrier()
+        assert fresh.sum() == 0
 
 
 def mismatch():

@@ -2,12 +2,14 @@
 """What the tests of the command share: a list of cases, and a few things to say about processes and texts."""
 import os
 import pathlib
+import signal
 import sys
 import time
 
 TUTTI = os.path.join(os.environ["TEST_BUILD"], "bin", "tutti")
 LIMIT = 60 * max(1, min(20, os.getloadavg()[0] / os.cpu_count()))  # seconds; a busy machine gets more
 CASES = []
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` and nohup leave it ignored, and ranks would inherit that
 
 
 def test(case):
