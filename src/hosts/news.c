@@ -227,10 +227,6 @@ int tu_news_wait_status(const tu_news *news, int rank) {
     return news->ranks[rank].wait_status;
 }
 
-int tu_news_pid(const tu_news *news, int rank) {
-    return news->ranks[rank].pid;
-}
-
 static void lost_text(const tu_news *news, const rank_news *of, char *text, size_t bytes) {
     if (news->nodes[of->node].why[0] != 0)
         snprintf(text, bytes, "is lost with its host: %s", news->nodes[of->node].why);

@@ -67,6 +67,5 @@ void tu_news_rank_ended(tu_news *news, int rank, int pid, int wait_status);
 /* A node is out of reach: its ranks that have not ended are lost. */
 void tu_news_node_lost(tu_news *news, int node, const char *why);
 int tu_news_wait_status(const tu_news *news, int rank); /* of one that is ENDED or DEAD */
-int tu_news_pid(const tu_news *news, int rank);         /* the same */
 
 #endif

@@ -9,7 +9,7 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
 import hosts as namespaces  # noqa: E402
-from cases import LIMIT, TUTTI, contains, equal, main, test, wait_for  # noqa: E402
+from cases import LIMIT, TUTTI, contains, equal, main, test  # noqa: E402
 
 PLACES = os.path.join(os.environ["TEST_BUILD"], "tests", "support", "places")
 WHY_NOT = namespaces.why_not()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts made of network namespaces, for tests as root: each has a name of its own (UTS), an address 10.77.N.I and a veth
-to a bridge in a namespace of its own, so that a cable can be pulled (link down), cut for some (nftables) or made slow
-(tbf). Names carry this process's pid; what a killed test left behind is removed by the next one that starts."""
+to a bridge in a namespace of its own, so that a cable can be pulled (link down) or cut for some (nftables). Names carry
+this process's pid; what a killed test left behind is removed by the next one that starts."""
 import atexit
 import os
 import shutil
@@ -121,9 +121,6 @@ class Hosts:
         """Takes the cable out."""
         run("ip", "-n", self.switch, "link", "set", f"port{host}", "down")
 
-    def plug(self, host):
-        run("ip", "-n", self.switch, "link", "set", f"port{host}", "up")
-
     def cut(self, one, other):
         """No packet passes between two hosts; both still reach the rest."""
         if shutil.which("nft") is None:
@@ -133,10 +130,6 @@ class Hosts:
                      f"ip saddr {self.address(far)} drop\n}}\n}}\n")
             subprocess.run(["ip", "netns", "exec", self.names[host], "nft", "-f", "-"], input=rules, text=True, check=True)
         return None
-
-    def limit(self, host, rate):
-        """What goes to that host comes at this rate, 100mbit for instance."""
-        run("tc", "-n", self.switch, "qdisc", "replace", "dev", f"port{host}", "root", "tbf", "rate", rate, "burst", "32k", "latency", "50ms")
 
     def nothing_left(self):
         """Waits until nothing runs on any host."""
