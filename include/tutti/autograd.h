@@ -19,6 +19,7 @@
 #define TUTTI_AUTOGRAD_H
 
 #include <tutti/tensor.h>
+#include <tutti/world.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -191,6 +192,11 @@ typedef struct tt_function {
     /* Writes one gradient per input (NULL: none) and returns how many it wrote, which must be the number of inputs. */
     int (*backward)(tt_function_context *context, tt_tensor_list grads, tt_tensor **results);
     void (*release)(void *user); /* of `user`, when the graph is done with it; may be NULL */
+    /* Inputs that forward needs in symmetric memory of `group`: bit i for input i. One that lies elsewhere is copied
+     * there, and forward gets the copy, so it cannot change that input in place; a graph has its buffer once and for
+     * all, and copies at each run. */
+    uint64_t symmetric;
+    tutti_group *group; /* must stay valid; NULL where symmetric is 0 */
 } tt_function;
 #define TT_FUNCTION_INIT TUTTI_DEFAULTS(tt_function)
 /* TT_FUNCTION_INIT as a function: zeroes `size` bytes and sets the field. */

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tensor/symmetric.h"
+
 struct tt_function_context {
     tt_function function;
     void *user;
@@ -258,11 +260,24 @@ static tutti_status record(tt_function_context *context, tt_tensor_list inputs, 
     return status;
 }
 
+/* Inputs as forward wants them; `lent` has room for them. */
+static tt_tensor_list symmetric_inputs(const tt_function *function, tt_tensor_list inputs, tt_tensor **lent) {
+    if (function->symmetric == 0)
+        return inputs;
+    for (size_t i = 0; i < inputs.count; i++) {
+        bool wanted = function->symmetric >> i & 1 && inputs.at[i] != NULL;
+        lent[i] = wanted ? tu_symm_input(inputs.at[i], function->group) : inputs.at[i];
+    }
+    return tt_tensors_of(inputs.count, lent);
+}
+
 /* Runs forward without recording, in a scope of its own; its results come out held. */
 static int run_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
+    tt_tensor *lent[TT_FUNCTION_TENSORS];
     bool recording = tt_grad_mode(false);
     tt_scope scope = tt_scope_open();
-    int count = context->function.forward(context, inputs, outputs);
+    tt_tensor_list given = symmetric_inputs(&context->function, inputs, lent);
+    int count = tu_self()->pending == TUTTI_OK ? context->function.forward(context, given, outputs) : -1;
     if (tu_self()->pending == TUTTI_OK && (count < 0 || count > TT_FUNCTION_TENSORS))
         tu_fail(TUTTI_ERROR_ARGUMENT, "function %s: forward returned %d results; 0 to %d are possible",
                 context->function.name, count, TT_FUNCTION_TENSORS);
@@ -293,6 +308,17 @@ bool tu_stand_in_all(tt_tensor_list *list, tt_tensor **few) {
     return true;
 }
 
+static tutti_status check_symmetric(const tt_function *function, size_t count) {
+    if (function->group == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "apply: function %s wants inputs in symmetric memory, and has no group",
+                        function->name);
+    if (count < 64 && function->symmetric >> count != 0)
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "apply: function %s wants an input in symmetric memory that there is not: there are %zu",
+                        function->name, count);
+    return TUTTI_OK;
+}
+
 static tt_function_context *context_new(const tt_function *function, tt_tensor_list inputs, void *user, bool *wants) {
     tt_function full = { .size = sizeof full };
     tutti_status status = tu_options_copy("tt_function", function, &full, sizeof full);
@@ -301,6 +327,8 @@ static tt_function_context *context_new(const tt_function *function, tt_tensor_l
     if (status == TUTTI_OK && inputs.count > TT_FUNCTION_TENSORS)
         status = tu_error(TUTTI_ERROR_LIMIT, "apply: %zu inputs; at most %d are possible", inputs.count,
                           TT_FUNCTION_TENSORS);
+    if (status == TUTTI_OK && full.symmetric != 0)
+        status = check_symmetric(&full, inputs.count);
     for (size_t i = 0; i < inputs.count && status == TUTTI_OK; i++)
         if (inputs.at[i] != NULL)
             status = tu_tensor_check(full.name, "input", inputs.at[i]);

@@ -404,3 +404,87 @@ TEST_WORLD(gradients_of_exchanges_are_compiled, 2) {
     }
     CHECK_OK(tutti_barrier(group, NULL));
 }
+
+/* ---- functions that want symmetric memory ---- */
+
+static int sum_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
+    outputs[0] = tt_one_shot_all_reduce(inputs.at[1], TUTTI_SUM, tt_function_user(context));
+    outputs[0] = tt_mul(outputs[0], inputs.at[0]);
+    return tt_save_for_backward(context, tt_tensors(inputs.at[0])) ? 1 : -1;
+}
+
+static int sum_backward(tt_function_context *context, tt_tensor_list grads, tt_tensor **results) {
+    tt_tensor_list saved = tt_saved_tensors(context);
+    results[0] = NULL;
+    results[1] = tt_all_reduce(tt_mul(grads.at[0], saved.at[0]), TUTTI_SUM, tt_function_user(context));
+    return 2;
+}
+
+typedef struct wish {
+    tutti_group *group;
+    uint64_t symmetric;
+} wish;
+
+static int apply_sum(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    const wish *of = user;
+    tt_function function = { .size = sizeof function,
+                             .name = "sum",
+                             .forward = sum_forward,
+                             .backward = sum_backward,
+                             .symmetric = of->symmetric,
+                             .group = of->symmetric != 0 ? of->group : NULL };
+    tt_tensor_list results = tt_apply(&function, tt_tensors(inputs.at[0], tt_sin(inputs.at[1])), of->group);
+    outputs[0] = results.count == 1 ? tt_sum(tt_square(results.at[0])) : NULL;
+    return 1;
+}
+
+static tt_tensor *plain_sum(tt_tensor *factor, tt_tensor *x, tutti_group *group) {
+    tt_tensor *sum = tt_all_reduce(tt_sin(x), TUTTI_SUM, group);
+    return tt_sum(tt_square(tt_mul(sum, factor)));
+}
+
+TEST_WORLD(functions_say_which_inputs_they_want_in_symmetric_memory, 2) {
+    tutti_group *group = tutti_world_group(world);
+    wish of = { group, 2 };
+    EACH_MODE {
+        tt_scope scope = tt_scope_open();
+        tt_compiled *fast;
+        tt_tensor *x = leaf(group, 4, 3, 0.1), *other = twin_of(x), *third = twin_of(x), *eager;
+        CHECK(tt_compile(apply_sum, &of, TUTTI_OPTIONS(tt_compile_options, .mode = modes[mode], .full = true), &fast));
+        for (int step = 0; step < 3; step++) {
+            tt_tensor *factor = tt_full(tt_shape(4, 3), 0.5 + step, TUTTI_F32, NULL);
+            tt_tensor *result = tt_compiled_call(fast, tt_tensors(factor, x)).at[0];
+            apply_sum(tt_tensors(factor, other), &eager, &of);
+            tt_tensor *expected = plain_sum(factor, third, group);
+            CHECK(tt_equal(tt_detach(result), tt_detach(expected)) && tt_equal(tt_detach(eager), tt_detach(expected)));
+            CHECK(tt_backward(result, NULL) && tt_backward(eager, NULL) && tt_backward(expected, NULL));
+            CHECK(tt_equal(tt_grad(x), tt_grad(other)));
+        }
+        CHECK_EQ(counts_of(fast).captures, 1);
+        CHECK_EQ(tt_graph_count_of(tt_compiled_graph(fast, TT_FORWARD), "one_shot_all_reduce"), 1);
+        tt_graph_counts counts = TT_GRAPH_COUNTS_INIT;
+        CHECK(tt_graph_count(tt_compiled_graph(fast, TT_FORWARD), &counts) && counts.constants == 1); /* the buffer */
+        tt_compiled_release(&fast);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+TEST_WORLD_THREADS(wishes_for_symmetric_memory_that_cannot_be_met_are_told, 1) {
+    tutti_group *group = tutti_world_group(world);
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(group, 4, 3, 0.1), *outputs[1];
+    apply_sum(tt_tensors(x, x), outputs, &(wish){ group, 0 });
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("lies in ordinary memory");
+    tt_error_clear();
+    apply_sum(tt_tensors(x, x), outputs, &(wish){ group, 4 });
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("that there is not: there are 2");
+    tt_error_clear();
+    apply_sum(tt_tensors(x, x), outputs, &(wish){ NULL, 2 });
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("has no group");
+    tt_error_clear();
+    CHECK_OK(tt_scope_close(&scope));
+}

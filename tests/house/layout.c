@@ -33,6 +33,8 @@ TEST(structs_of_autograd_h_stay_as_they_are) {
     AT(tt_function, forward, 16);
     AT(tt_function, backward, 24);
     AT(tt_function, release, 32);
+    AT(tt_function, symmetric, 40);
+    AT(tt_function, group, 48);
 }
 
 TEST(structs_of_call_h_stay_as_they_are) {
