@@ -8,6 +8,7 @@
  *     collective.h    all_reduce, all_gather, … on any memory; call.h has its options, work.h its asynchronous form
  *     memory.h        symmetric blocks; peers.h reads, writes and signals those of others; pool.h reuses them
  *     named.h         operations that work on symmetric blocks by a given algorithm
+ *     backend.h       libraries that all ranks open together: NVSHMEM, NCCL
  *     dtype.h         element types, reductions, and the arithmetic that makes results the same bits everywhere
  *     device.h        where memory lies
  *     event.h         deaths and ends of groups, for servers
@@ -21,6 +22,7 @@
 #ifndef TUTTI_TUTTI_H
 #define TUTTI_TUTTI_H
 
+#include <tutti/backend.h>
 #include <tutti/call.h>
 #include <tutti/collective.h>
 #include <tutti/connectivity.h>

@@ -43,7 +43,7 @@ static tutti_status find(tu_memory_world *tables, const char *name, tu_backend_e
 }
 
 static bool is_open(const tu_backend_entry *entry) {
-    return atomic_load_explicit(&entry->opened, memory_order_acquire); /* pairs with the release in open_entry */
+    return atomic_load_explicit(&entry->opened, memory_order_acquire); /* pairs with the release in set_open */
 }
 
 /* For tutti_group_check. */
@@ -59,9 +59,16 @@ static tutti_status check_devices(tutti_group *group) {
     return status;
 }
 
-/* The caller holds backend_lock. */
-static tutti_status open_entry(tu_memory_world *tables, tu_backend_entry *entry) {
-    if (is_open(entry))
+/* From now on it is used. The caller holds backend_lock. */
+static void set_open(tu_memory_world *tables, tu_backend_entry *entry) {
+    atomic_store_explicit(&entry->opened, true, memory_order_release); /* pairs with is_open */
+    if (entry->table.check != NULL)
+        atomic_store_explicit(&tables->world->devices, check_devices, memory_order_release);
+}
+
+/* This rank's part of opening. The caller holds backend_lock. */
+static tutti_status begin_entry(tu_memory_world *tables, tu_backend_entry *entry) {
+    if (entry->begun)
         return TUTTI_OK;
     const tu_backend *table = &entry->table;
     int devices = 0;
@@ -70,12 +77,38 @@ static tutti_status open_entry(tu_memory_world *tables, tu_backend_entry *entry)
         status = tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s finds no device", table->name);
     if (status == TUTTI_OK)
         status = table->open(&tu_backend_host_table, tables->world, &entry->state);
-    if (status != TUTTI_OK)
-        return status;
-    atomic_store_explicit(&entry->opened, true, memory_order_release); /* pairs with is_open */
-    if (table->check != NULL)
-        atomic_store_explicit(&tables->world->devices, check_devices, memory_order_release);
-    return TUTTI_OK;
+    entry->begun = status == TUTTI_OK;
+    if (entry->begun && table->join == NULL)
+        set_open(tables, entry);
+    return status;
+}
+
+/* The caller holds backend_lock. */
+static tutti_status open_entry(tu_memory_world *tables, tu_backend_entry *entry) {
+    if (is_open(entry))
+        return TUTTI_OK;
+    if (entry->table.join != NULL)
+        return tu_error(TUTTI_ERROR_STATE,
+                        "backend %s is opened by all ranks together: call tutti_backend_open(world, \"%s\", NULL) on "
+                        "every rank first",
+                        entry->table.name, entry->table.name);
+    return begin_entry(tables, entry);
+}
+
+tutti_status tu_backend_begin(tu_memory_world *tables, const char *name, tu_backend_entry **entry, bool *opened) {
+    pthread_mutex_lock(&tables->backend_lock);
+    tutti_status status = find(tables, name, entry);
+    if (status == TUTTI_OK)
+        status = begin_entry(tables, *entry);
+    *opened = status == TUTTI_OK && is_open(*entry);
+    pthread_mutex_unlock(&tables->backend_lock);
+    return status;
+}
+
+void tu_backend_opens(tu_memory_world *tables, tu_backend_entry *entry) {
+    pthread_mutex_lock(&tables->backend_lock);
+    set_open(tables, entry);
+    pthread_mutex_unlock(&tables->backend_lock);
 }
 
 void tu_backends_forget(tu_memory_world *tables, tutti_group *group) {
@@ -89,7 +122,7 @@ void tu_backends_end(tu_memory_world *tables) {
     tu_backend_entry *entry = first_entry(tables);
     while (entry != NULL) {
         tu_backend_entry *next = entry->next;
-        if (is_open(entry))
+        if (entry->begun)
             entry->table.close(entry->state);
         free(entry);
         entry = next;

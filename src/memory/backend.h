@@ -23,6 +23,7 @@
  *
  *     probe            is there a device?
  *     open             once per world, on first need; for tensors, which have none, with NULL. close ends it
+ *     join             where the backend has it: all ranks together, after all opened it; only then it is used
  *     can              what it is able to do: nobody concludes that from the device
  *     allocate         a block; the signal area of a (block, group) is one too. free ends it
  *     export_block     what the other members need in order to reach a block: bytes and, where it can, a descriptor
@@ -246,6 +247,15 @@ typedef struct tu_backend {
     const void *tensors;
     /* Messages to ranks on other hosts: a table that memory/network_part.h declares. */
     const void *network;
+
+    /* Of a backend that all ranks of a world enter together (tutti_backend_open); NULL: it needs no such thing. Called
+     * once every rank has said that `open` went well there; bounded by the deadline. Until it has succeeded on all,
+     * nothing but `close` is called. */
+    tutti_status (*join)(void *state, tutti_group *world, int64_t deadline);
+    /* More memory on every rank, in the same way; NULL: it allocates as it goes. */
+    tutti_status (*grow)(void *state, tutti_group *world, size_t bytes, int64_t deadline);
+    /* Makes a module of the program's kernels ready for the library's device functions; NULL: there are none. */
+    tutti_status (*module)(void *state, void *module);
 } tu_backend;
 
 /* The built-in one: backend/shm. */

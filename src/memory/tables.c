@@ -70,6 +70,7 @@ static tutti_status make(void *owner, void **state) {
     pthread_mutex_init(&tables->lock, NULL);
     pthread_mutex_init(&tables->persistent_lock, NULL);
     pthread_mutex_init(&tables->backend_lock, NULL);
+    pthread_mutex_init(&tables->joining, NULL);
     *state = tables;
     return TUTTI_OK;
 }
@@ -85,6 +86,7 @@ static void end(void *state) {
     }
     tu_backends_end(tables);
     free(tables->blocks.entries);
+    pthread_mutex_destroy(&tables->joining);
     pthread_mutex_destroy(&tables->backend_lock);
     pthread_mutex_destroy(&tables->persistent_lock);
     pthread_mutex_destroy(&tables->lock);

@@ -32,7 +32,8 @@ struct tu_backend_entry {
     tu_backend_remote remote;
     tu_backend_streams streams;
     void *state;
-    _Atomic bool opened; /* released when `state` is set */
+    bool begun;          /* its `open` succeeded, and `close` is due; under backend_lock */
+    _Atomic bool opened; /* it can be used: begun and, where it wants that, joined. Released when `state` is set */
     tu_backend_entry *next;
 };
 
@@ -42,10 +43,11 @@ struct tu_memory_world {
     tu_order blocks;      /* allocated ones, by the address of their data */
     tu_order persistent;  /* all persistent ones, by id */
     uint64_t serial;      /* of the last block made */
-    _Atomic uint64_t generation;     /* changes whenever an answer of tu_symmetric_find may: readers compare it */
-    _Atomic size_t pad_bytes;        /* for blocks that ask for none; 0: the setting */
-    pthread_mutex_t persistent_lock; /* held over a whole persistent allocation, so that an id is made once */
-    pthread_mutex_t backend_lock;
+    _Atomic uint64_t generation;          /* changes whenever an answer of tu_symmetric_find may: readers compare it */
+    _Atomic size_t pad_bytes;             /* for blocks that ask for none; 0: the setting */
+    pthread_mutex_t persistent_lock;      /* held over a whole persistent allocation, so that an id is made once */
+    pthread_mutex_t backend_lock;         /* never held while another rank is waited for */
+    pthread_mutex_t joining;              /* one tutti_backend_open or tutti_backend_grow at a time */
     _Atomic(tu_backend_entry *) backends; /* all that are known; added under backend_lock, never taken out */
     tu_backend_entry
         *chosen[TU_BACKEND_KINDS]; /* that has the memory of a kind; NULL: not chosen; under backend_lock */
@@ -84,6 +86,9 @@ struct tu_memory_group {
 tu_backend_entry *tu_backend_adopt(const tu_backend *given);
 /* Finds the plug-in, loads it, and takes its table over. */
 tutti_status tu_backend_load(tutti_world *world, const char *name, tu_backend_entry **entry);
+/* Finds a backend and begins it here, without the other ranks; *opened says whether it can be used. */
+tutti_status tu_backend_begin(tu_memory_world *tables, const char *name, tu_backend_entry **entry, bool *opened);
+void tu_backend_opens(tu_memory_world *tables, tu_backend_entry *entry); /* all ranks have joined it */
 void tu_backends_forget(tu_memory_world *tables, tutti_group *group);
 void tu_backends_end(tu_memory_world *tables);
 /* Whether the block's backend is able to do something. */

@@ -29,6 +29,16 @@
 #ifndef MAPS
 #define MAPS 1
 #endif
+/* JOINS 1: all ranks must open it together. The rank that cannot: on its own, and when all enter; -1 nobody. */
+#ifndef JOINS
+#define JOINS 0
+#endif
+#ifndef OPEN_FAILS_ON
+#define OPEN_FAILS_ON (-1)
+#endif
+#ifndef JOIN_FAILS_ON
+#define JOIN_FAILS_ON (-1)
+#endif
 /* Sizes as an older plug-in would have them, without the functions at the end. */
 #ifndef MEMORY_SIZE
 #define MEMORY_SIZE sizeof(tu_backend_memory)
@@ -42,6 +52,8 @@ static const tu_backend_host *host;
 typedef struct state {
     tutti_world *world;
     _Atomic int blocks; /* that live: checked at close */
+    int joined;         /* how often all entered it */
+    size_t reserved;    /* what it has grown by */
 } state;
 
 static tutti_status probe(const tu_backend_host *given, int *device_count) {
@@ -52,6 +64,8 @@ static tutti_status probe(const tu_backend_host *given, int *device_count) {
 
 static tutti_status open_world(const tu_backend_host *given, tutti_world *world, void **result) {
     (void)given;
+    if (OPEN_FAILS_ON >= 0 && host->local_rank(world) == OPEN_FAILS_ON)
+        return host->error(TUTTI_ERROR_UNSUPPORTED, "this rank has no abacus");
     state *made = calloc(1, sizeof *made);
     if (made == NULL)
         return host->error(TUTTI_ERROR_MEMORY, "no memory");
@@ -71,6 +85,40 @@ static void close_world(void *opaque) {
 static bool can(void *opaque, tu_ability ability) {
     (void)opaque;
     return ability == TU_ABILITY_PASSES_DESCRIPTORS || (MAPS && ability == TU_ABILITY_MAPS_PEERS);
+}
+
+/* All ranks at once: each sees how often the others have been here. */
+static tutti_status join(void *opaque, tutti_group *group, int64_t deadline) {
+    state *ours = opaque;
+    int size = host->group_size(group), joined = ours->joined + 1;
+    int *all = calloc((size_t)size, sizeof *all);
+    if (all == NULL)
+        return host->error(TUTTI_ERROR_MEMORY, "no memory");
+    tutti_status status = host->exchange(group, "to enter a test", &joined, sizeof joined, -1, deadline, all, NULL);
+    for (int rank = 0; status == TUTTI_OK && rank < size; rank++) {
+        if (all[rank] != joined)
+            status = host->error(TUTTI_ERROR_PROTOCOL, "rank %d came %d times, not %d", rank, all[rank], joined);
+    }
+    free(all);
+    ours->joined = joined;
+    if (status == TUTTI_OK && host->group_rank(group) == JOIN_FAILS_ON)
+        status = host->error(TUTTI_ERROR_MEMORY, "the abacus has no beads left");
+    return status;
+}
+
+static tutti_status grow(void *opaque, tutti_group *group, size_t bytes, int64_t deadline) {
+    state *ours = opaque;
+    (void)group;
+    (void)deadline;
+    if (bytes > 1000000)
+        return host->error(TUTTI_ERROR_MEMORY, "there are not so many beads");
+    ours->reserved += bytes;
+    return TUTTI_OK;
+}
+
+static tutti_status module(void *opaque, void *given) {
+    (void)opaque;
+    return *(int *)given == 42 ? TUTTI_OK : host->error(TUTTI_ERROR_ARGUMENT, "this is no module");
 }
 
 /* ---- memory ---- */
@@ -436,6 +484,9 @@ const struct table tutti_backend_v2 = {
                .open = open_world,
                .close = close_world,
                .can = can,
+               .join = JOINS ? join : NULL,
+               .grow = JOINS ? grow : NULL,
+               .module = JOINS ? module : NULL,
 #ifndef WITHOUT_MEMORY
                .memory = &memory_part.part,
                .remote = &remote_part

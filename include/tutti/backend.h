@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Backends that all ranks open together: libraries that want every process of a job to come at the same time, such as
+ * NVSHMEM and NCCL.
+ *
+ *     tutti_backend_open(world, "nvshmem", NULL);                      (every rank, once)
+ *     tutti_memory_set_backend(world, TUTTI_CUDA, "nvshmem");          (its memory is the memory of GPUs from here on)
+ *     tutti_memory_alloc(world, bytes, &options, &memory);             (local, as ever)
+ *
+ * No other call opens such a backend: an allocation or a collective that would need it fails with TUTTI_ERROR_STATE and
+ * names this one. "shm" and "cuda" need no opening; for them it only makes sure that every rank has them. Which backend
+ * is good for what is told in docs/gpu.md.
+ */
+#ifndef TUTTI_BACKEND_H
+#define TUTTI_BACKEND_H
+
+#include <stddef.h>
+
+#include <tutti/call.h>
+#include <tutti/world.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Collective over the world, bounded by call->timeout_ns, of which nothing else is read; NULL: the world's. First all
+ * ranks tell each other that they are there, which backend they mean, and that they have it; only then is the library
+ * entered. Again on an open backend it changes nothing.
+ *
+ * A rank that does not have the backend, or whose library or device cannot do it, fails all of them with its status and
+ * its words; different names are TUTTI_ERROR_MISMATCH on all. Neither ends anything. A death, a deadline or an abort
+ * ends the world's group, as in every collective. A library that was entered and does not come back within the deadline
+ * is left to itself: the backend then stays closed until the process ends. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_backend_open(tutti_world *world, const char *name, const tutti_call *call);
+
+/* Gives an open backend `bytes` more bytes of memory on every rank, from which later allocations are served: for one
+ * whose memory is reserved when it is opened (TUTTI_NVSHMEM_HEAP). Collective and bounded likewise; different sizes are
+ * TUTTI_ERROR_MISMATCH on all, and a rank without so much memory fails all. A backend that allocates as it goes is
+ * TUTTI_ERROR_UNSUPPORTED. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_backend_grow(tutti_world *world, const char *name, size_t bytes,
+                                                        const tutti_call *call);
+
+/* Makes a module of the program's own kernels (a CUmodule) ready for the library's device functions, such as those of
+ * nvshmem.h. Local. The backend must be open; one without such functions is TUTTI_ERROR_UNSUPPORTED. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_backend_module(tutti_world *world, const char *name, void *module);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
