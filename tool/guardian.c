@@ -148,49 +148,50 @@ static pid_t start_rank(const run_plan *plan, int rank, unsigned newcomer) {
     return error != 0 ? -1 : pid;
 }
 
-static void wake_launcher(const guardian *g) {
-    (void)send(g->launcher, "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* full: it has been woken already */
-    if (g->plan->woken >= 0)
-        (void)!write(g->plan->woken, &(uint64_t){ 1 }, sizeof(uint64_t));
+static void wake_launcher(const guardian *guardian) {
+    (void)send(guardian->launcher, "!", 1, MSG_DONTWAIT | MSG_NOSIGNAL); /* full: it has been woken already */
+    if (guardian->plan->woken >= 0)
+        (void)!write(guardian->plan->woken, &(uint64_t){ 1 }, sizeof(uint64_t));
 }
 
-static bool start_all(guardian *g) {
-    for (int rank = 0; rank < g->ranks; rank++) {
-        pid_t pid = start_rank(g->plan, rank, 0);
+static bool start_all(guardian *guardian) {
+    for (int rank = 0; rank < guardian->ranks; rank++) {
+        pid_t pid = start_rank(guardian->plan, rank, 0);
         if (pid < 0) {
-            atomic_store_explicit(&g->state->start_rank, rank, memory_order_relaxed);
-            atomic_store_explicit(&g->state->start_error, errno, memory_order_release);
+            atomic_store_explicit(&guardian->state->start_rank, rank, memory_order_relaxed);
+            atomic_store_explicit(&guardian->state->start_error, errno, memory_order_release);
             return false;
         }
-        atomic_store_explicit(&g->state->ranks[rank].pid, pid, memory_order_release);
-        g->running++;
+        atomic_store_explicit(&guardian->state->ranks[rank].pid, pid, memory_order_release);
+        guardian->running++;
     }
     return true;
 }
 
 /* ---- looking at ranks ---- */
 
-static int pid_of(const guardian *g, int rank) {
-    return atomic_load_explicit(&g->state->ranks[rank].pid, memory_order_relaxed);
+static int pid_of(const guardian *guardian, int rank) {
+    return atomic_load_explicit(&guardian->state->ranks[rank].pid, memory_order_relaxed);
 }
 
-static bool ended(const guardian *g, int rank) {
-    return atomic_load_explicit(&g->state->ranks[rank].ended, memory_order_relaxed) != 0;
+static bool ended(const guardian *guardian, int rank) {
+    return atomic_load_explicit(&guardian->state->ranks[rank].ended, memory_order_relaxed) != 0;
 }
 
-static bool failed(const guardian *g, int rank) {
-    return ended(g, rank) && atomic_load_explicit(&g->state->ranks[rank].wait_status, memory_order_relaxed) != 0;
+static bool failed(const guardian *guardian, int rank) {
+    return ended(guardian, rank) &&
+           atomic_load_explicit(&guardian->state->ranks[rank].wait_status, memory_order_relaxed) != 0;
 }
 
 /* The recorder says that this rank's last operation failed because of somebody else. */
-static bool suffered(const guardian *g, int rank) {
-    for (size_t i = 0; i < g->jobs.count; i++) {
-        const tu_job_view *job = &g->jobs.jobs[i];
+static bool suffered(const guardian *guardian, int rank) {
+    for (size_t i = 0; i < guardian->jobs.count; i++) {
+        const tu_job_view *job = &guardian->jobs.jobs[i];
         for (int slot = 0; slot < job->size; slot++) {
             tu_record_view view;
             tu_recorder recorder = tu_page_recorder(job->page, job->bytes, job->size, slot);
-            if (tu_page_slot(job->page, slot)->pid == pid_of(g, rank) && tu_recorder_entry(&recorder, 0, &view) &&
-                !view.running &&
+            if (tu_page_slot(job->page, slot)->pid == pid_of(guardian, rank) &&
+                tu_recorder_entry(&recorder, 0, &view) && !view.running &&
                 (view.status == TUTTI_ERROR_DEAD || view.status == TUTTI_ERROR_GONE ||
                  view.status == TUTTI_ERROR_ABORTED))
                 return true;
@@ -199,73 +200,74 @@ static bool suffered(const guardian *g, int rank) {
     return false;
 }
 
-static bool anybody_leaving(const guardian *g) {
-    for (int rank = 0; rank < g->ranks; rank++) {
+static bool anybody_leaving(const guardian *guardian) {
+    for (int rank = 0; rank < guardian->ranks; rank++) {
         tu_process_view view;
-        if (!ended(g, rank) && tu_process_look(pid_of(g, rank), &view) && view.exiting)
+        if (!ended(guardian, rank) && tu_process_look(pid_of(guardian, rank), &view) && view.exiting)
             return true;
     }
     return false;
 }
 
 /* Smaller is earlier; see the top of this file. */
-static uint64_t blame(const guardian *g, int rank) {
-    bool killed = WIFSIGNALED(atomic_load_explicit(&g->state->ranks[rank].wait_status, memory_order_relaxed));
-    uint32_t order = atomic_load_explicit(&g->state->ranks[rank].ended, memory_order_relaxed);
-    return (uint64_t)suffered(g, rank) << 41 | (uint64_t)!killed << 40 | order;
+static uint64_t blame(const guardian *guardian, int rank) {
+    bool killed = WIFSIGNALED(atomic_load_explicit(&guardian->state->ranks[rank].wait_status, memory_order_relaxed));
+    uint32_t order = atomic_load_explicit(&guardian->state->ranks[rank].ended, memory_order_relaxed);
+    return (uint64_t)suffered(guardian, rank) << 41 | (uint64_t)!killed << 40 | order;
 }
 
-static void decide_first(guardian *g) {
+static void decide_first(guardian *guardian) {
     int first = -1;
-    for (int rank = 0; rank < g->ranks; rank++)
-        if (failed(g, rank) && (first < 0 || blame(g, rank) < blame(g, first)))
+    for (int rank = 0; rank < guardian->ranks; rank++)
+        if (failed(guardian, rank) && (first < 0 || blame(guardian, rank) < blame(guardian, first)))
             first = rank;
-    g->decide_by = g->look_at = NEVER;
-    if (!g->plan->options->survive && g->terminate_at == NEVER) /* not before it is known why */
-        g->terminate_at = tu_deadline(g->plan->options->grace_ns);
-    atomic_store_explicit(&g->state->first_suffered, first >= 0 && suffered(g, first), memory_order_relaxed);
-    atomic_store_explicit(&g->state->first_failure, (uint32_t)first + 1, memory_order_release);
-    wake_launcher(g);
+    guardian->decide_by = guardian->look_at = NEVER;
+    if (!guardian->plan->options->survive && guardian->terminate_at == NEVER) /* not before it is known why */
+        guardian->terminate_at = tu_deadline(guardian->plan->options->grace_ns);
+    atomic_store_explicit(&guardian->state->first_suffered, first >= 0 && suffered(guardian, first),
+                          memory_order_relaxed);
+    atomic_store_explicit(&guardian->state->first_failure, (uint32_t)first + 1, memory_order_release);
+    wake_launcher(guardian);
 }
 
 /* ---- publishing ---- */
 
 /* Finds the jobs that the ranks are in now. */
-static void find_jobs(guardian *g) {
-    for (int rank = 0; rank < g->ranks; rank++)
-        if (!ended(g, rank))
-            (void)!tu_inspect_process(&g->jobs, pid_of(g, rank), true);
+static void find_jobs(guardian *guardian) {
+    for (int rank = 0; rank < guardian->ranks; rank++)
+        if (!ended(guardian, rank))
+            (void)!tu_inspect_process(&guardian->jobs, pid_of(guardian, rank), true);
 }
 
-static void publish(guardian *g) {
-    g->publish_at = NEVER;
-    if (g->running > 0)
-        find_jobs(g);
-    for (int rank = 0; rank < g->ranks; rank++) {
-        if (!g->unpublished[rank])
+static void publish(guardian *guardian) {
+    guardian->publish_at = NEVER;
+    if (guardian->running > 0)
+        find_jobs(guardian);
+    for (int rank = 0; rank < guardian->ranks; rank++) {
+        if (!guardian->unpublished[rank])
             continue;
-        g->unpublished[rank] = false;
-        tu_inspect_publish(&g->jobs, pid_of(g, rank),
-                           atomic_load_explicit(&g->state->ranks[rank].wait_status, memory_order_relaxed));
+        guardian->unpublished[rank] = false;
+        tu_inspect_publish(&guardian->jobs, pid_of(guardian, rank),
+                           atomic_load_explicit(&guardian->state->ranks[rank].wait_status, memory_order_relaxed));
     }
 }
 
 /* All that the ranks of this job did, for `tutti trace`. The segments are mapped, so it does not matter who is dead. */
-static void write_recorders(const guardian *g) {
-    for (size_t i = 0; i < g->jobs.count; i++) {
-        const tu_job_view *job = &g->jobs.jobs[i];
+static void write_recorders(const guardian *guardian) {
+    for (size_t i = 0; i < guardian->jobs.count; i++) {
+        const tu_job_view *job = &guardian->jobs.jobs[i];
         for (int rank = 0; rank < job->size; rank++) {
             tu_recorder recorder = tu_page_recorder(job->page, job->bytes, job->size, rank);
-            (void)!tu_dump_file(job->page, rank, &recorder, g->plan->log_dir);
+            (void)!tu_dump_file(job->page, rank, &recorder, guardian->plan->log_dir);
         }
     }
 }
 
 /* ---- ends ---- */
 
-static int rank_of(const guardian *g, pid_t pid) {
-    for (int rank = 0; rank < g->ranks; rank++)
-        if (pid_of(g, rank) == pid && !ended(g, rank))
+static int rank_of(const guardian *guardian, pid_t pid) {
+    for (int rank = 0; rank < guardian->ranks; rank++)
+        if (pid_of(guardian, rank) == pid && !ended(guardian, rank))
             return rank;
     return -1; /* an orphan that came to us */
 }
@@ -291,69 +293,70 @@ static bool replace(guardian *guardian, int rank, int wait_status) {
     return true;
 }
 
-static void note_end(guardian *g, int rank, int wait_status, int64_t now) {
-    if (replace(g, rank, wait_status))
+static void note_end(guardian *guardian, int rank, int wait_status, int64_t now) {
+    if (replace(guardian, rank, wait_status))
         return;
-    run_rank *r = &g->state->ranks[rank];
+    run_rank *r = &guardian->state->ranks[rank];
     atomic_store_explicit(&r->wait_status, wait_status, memory_order_relaxed);
-    atomic_store_explicit(&r->ended, ++g->ends, memory_order_release);
-    g->running--;
-    g->unpublished[rank] = true;
+    atomic_store_explicit(&r->ended, ++guardian->ends, memory_order_release);
+    guardian->running--;
+    guardian->unpublished[rank] = true;
     if (wait_status == 0) { /* most such ranks closed their world, so the others are not in a hurry */
-        if (g->plan->page != NULL)
-            wake_launcher(g);
-        if (g->publish_at == NEVER)
-            g->publish_at = now + PUBLISH_LATER_NS;
+        if (guardian->plan->page != NULL)
+            wake_launcher(guardian);
+        if (guardian->publish_at == NEVER)
+            guardian->publish_at = now + PUBLISH_LATER_NS;
         return;
     }
-    publish(g);
-    if (g->plan->page != NULL || atomic_load_explicit(&g->state->first_failure, memory_order_relaxed) != 0)
-        wake_launcher(g); /* other hosts are told at once */
-    if (atomic_load_explicit(&g->state->first_failure, memory_order_relaxed) != 0)
+    publish(guardian);
+    if (guardian->plan->page != NULL ||
+        atomic_load_explicit(&guardian->state->first_failure, memory_order_relaxed) != 0)
+        wake_launcher(guardian); /* other hosts are told at once */
+    if (atomic_load_explicit(&guardian->state->first_failure, memory_order_relaxed) != 0)
         return;
-    if (g->decide_by == NEVER)
-        g->decide_by = now + DECIDE_NS;
-    g->look_at = now;
+    if (guardian->decide_by == NEVER)
+        guardian->decide_by = now + DECIDE_NS;
+    guardian->look_at = now;
 }
 
-static void reap(guardian *g) {
+static void reap(guardian *guardian) {
     struct signalfd_siginfo drained[16];
-    while (read(g->children, drained, sizeof drained) > 0)
+    while (read(guardian->children, drained, sizeof drained) > 0)
         continue;
     int wait_status;
     pid_t pid;
     int64_t now = tu_clock_now();
     while ((pid = waitpid(-1, &wait_status, WNOHANG)) > 0) {
-        int rank = rank_of(g, pid);
+        int rank = rank_of(guardian, pid);
         if (rank >= 0)
-            note_end(g, rank, wait_status, now);
+            note_end(guardian, rank, wait_status, now);
     }
 }
 
 /* ---- signals ---- */
 
-static void signal_rank(const guardian *g, int rank, int signal_number) {
-    pid_t pid = pid_of(g, rank);
+static void signal_rank(const guardian *guardian, int rank, int signal_number) {
+    pid_t pid = pid_of(guardian, rank);
     if (kill(-pid, signal_number) != 0) /* it may have moved to another process group */
         kill(pid, signal_number);
 }
 
-static void signal_all(guardian *g, int signal_number) {
-    for (int rank = 0; rank < g->ranks; rank++)
-        if (!ended(g, rank))
-            signal_rank(g, rank, signal_number);
+static void signal_all(guardian *guardian, int signal_number) {
+    for (int rank = 0; rank < guardian->ranks; rank++)
+        if (!ended(guardian, rank))
+            signal_rank(guardian, rank, signal_number);
 }
 
-static void stop_all(guardian *g, int signal_number) {
-    for (int rank = 0; rank < g->ranks; rank++) {
-        if (ended(g, rank))
+static void stop_all(guardian *guardian, int signal_number) {
+    for (int rank = 0; rank < guardian->ranks; rank++) {
+        if (ended(guardian, rank))
             continue;
-        atomic_store_explicit(&g->state->ranks[rank].stopped, (uint32_t)signal_number, memory_order_relaxed);
-        signal_rank(g, rank, signal_number);
-        signal_rank(g, rank, SIGCONT); /* a stopped rank would not see it */
+        atomic_store_explicit(&guardian->state->ranks[rank].stopped, (uint32_t)signal_number, memory_order_relaxed);
+        signal_rank(guardian, rank, signal_number);
+        signal_rank(guardian, rank, SIGCONT); /* a stopped rank would not see it */
     }
-    atomic_store_explicit(&g->state->stopping, 1, memory_order_release);
-    wake_launcher(g);
+    atomic_store_explicit(&guardian->state->stopping, 1, memory_order_release);
+    wake_launcher(guardian);
 }
 
 _Noreturn static void lost_launcher(void) {
@@ -361,30 +364,30 @@ _Noreturn static void lost_launcher(void) {
     _exit(1);
 }
 
-static void forward(guardian *g) {
+static void forward(guardian *guardian) {
     int signal_number;
-    ssize_t count = recv(g->launcher, &signal_number, sizeof signal_number, MSG_DONTWAIT);
+    ssize_t count = recv(guardian->launcher, &signal_number, sizeof signal_number, MSG_DONTWAIT);
     if (count == 0 || (count < 0 && errno == ECONNRESET))
         lost_launcher();
     if (count != sizeof signal_number)
         return;
     int64_t now = tu_clock_now();
     if (signal_number == RUN_STOP) {
-        g->ending = true;
-        if (g->terminate_at == NEVER && g->kill_at == NEVER)
-            g->terminate_at = tu_deadline(g->plan->options->grace_ns);
+        guardian->ending = true;
+        if (guardian->terminate_at == NEVER && guardian->kill_at == NEVER)
+            guardian->terminate_at = tu_deadline(guardian->plan->options->grace_ns);
         return;
     }
     bool ends =
         signal_number == SIGINT || signal_number == SIGTERM || signal_number == SIGQUIT || signal_number == SIGHUP;
-    if (ends && signal_number == g->last_signal && now - g->last_signal_at < TWICE_NS) {
-        stop_all(g, SIGKILL);
+    if (ends && signal_number == guardian->last_signal && now - guardian->last_signal_at < TWICE_NS) {
+        stop_all(guardian, SIGKILL);
         return;
     }
-    g->last_signal = signal_number;
-    g->last_signal_at = now;
-    g->ending = g->ending || ends;
-    signal_all(g, signal_number);
+    guardian->last_signal = signal_number;
+    guardian->last_signal_at = now;
+    guardian->ending = guardian->ending || ends;
+    signal_all(guardian, signal_number);
 }
 
 /* ---- descendants ---- */
@@ -455,9 +458,10 @@ int kill_descendants(void) {
 
 /* ---- the loop ---- */
 
-static int64_t earliest(const guardian *g) {
-    int64_t first = g->publish_at;
-    const int64_t others[] = { g->look_at, g->terminate_at, g->kill_at, g->find_at, g->listen_at };
+static int64_t earliest(const guardian *guardian) {
+    int64_t first = guardian->publish_at;
+    const int64_t others[] = { guardian->look_at, guardian->terminate_at, guardian->kill_at, guardian->find_at,
+                               guardian->listen_at };
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++)
         if (others[i] < first)
             first = others[i];
@@ -466,53 +470,55 @@ static int64_t earliest(const guardian *g) {
 
 /* Over several hosts the launcher's thread must say that it lives, or the other hosts have given this one up. One that
  * is stopped says nothing: the ranks must not go on without the others for ever. */
-static void listen_for_launcher(guardian *g, int64_t now) {
-    if (g->plan->page == NULL || now < g->listen_at)
+static void listen_for_launcher(guardian *guardian, int64_t now) {
+    if (guardian->plan->page == NULL || now < guardian->listen_at)
         return;
-    g->listen_at = now + g->plan->silence_ns / 2;
-    g->silences = tu_news_silence(g->plan->page) > g->plan->silence_ns ? g->silences + 1 : 0;
-    if (g->silences > 2)
+    guardian->listen_at = now + guardian->plan->silence_ns / 2;
+    guardian->silences =
+        tu_news_silence(guardian->plan->page) > guardian->plan->silence_ns ? guardian->silences + 1 : 0;
+    if (guardian->silences > 2)
         lost_launcher();
 }
 
-static void keep_time(guardian *g) {
+static void keep_time(guardian *guardian) {
     int64_t now = tu_clock_now();
-    listen_for_launcher(g, now);
-    if (now >= g->publish_at)
-        publish(g);
-    if (now >= g->find_at) {
-        find_jobs(g);
-        g->find_every = g->find_every < FIND_LAST_NS / 2 ? 2 * g->find_every : FIND_LAST_NS;
-        g->find_at = now + g->find_every;
+    listen_for_launcher(guardian, now);
+    if (now >= guardian->publish_at)
+        publish(guardian);
+    if (now >= guardian->find_at) {
+        find_jobs(guardian);
+        guardian->find_every = guardian->find_every < FIND_LAST_NS / 2 ? 2 * guardian->find_every : FIND_LAST_NS;
+        guardian->find_at = now + guardian->find_every;
     }
-    if (now >= g->look_at) {
-        if (now >= g->decide_by || !anybody_leaving(g))
-            decide_first(g);
+    if (now >= guardian->look_at) {
+        if (now >= guardian->decide_by || !anybody_leaving(guardian))
+            decide_first(guardian);
         else
-            g->look_at = now + LOOK_AGAIN_NS;
+            guardian->look_at = now + LOOK_AGAIN_NS;
     }
-    if (now >= g->terminate_at) {
-        g->terminate_at = NEVER;
-        g->kill_at = tu_deadline(g->plan->options->grace_ns);
-        stop_all(g, SIGTERM);
+    if (now >= guardian->terminate_at) {
+        guardian->terminate_at = NEVER;
+        guardian->kill_at = tu_deadline(guardian->plan->options->grace_ns);
+        stop_all(guardian, SIGTERM);
     }
-    if (now >= g->kill_at) {
-        g->kill_at = NEVER;
-        stop_all(g, SIGKILL);
+    if (now >= guardian->kill_at) {
+        guardian->kill_at = NEVER;
+        stop_all(guardian, SIGKILL);
     }
 }
 
-static void wait_for_something(guardian *g) {
-    struct pollfd polled[2] = { { .fd = g->children, .events = POLLIN }, { .fd = g->launcher, .events = POLLIN } };
-    int64_t at = earliest(g);
+static void wait_for_something(guardian *guardian) {
+    struct pollfd polled[2] = { { .fd = guardian->children, .events = POLLIN },
+                                { .fd = guardian->launcher, .events = POLLIN } };
+    int64_t at = earliest(guardian);
     int64_t left = at == NEVER ? 0 : tu_deadline_left(at);
     struct timespec timeout = { .tv_sec = left / TU_SECOND, .tv_nsec = left % TU_SECOND };
     if (ppoll(polled, 2, at == NEVER ? NULL : &timeout, NULL) <= 0)
         return;
     if (polled[1].revents != 0)
-        forward(g);
+        forward(guardian);
     if (polled[0].revents != 0)
-        reap(g);
+        reap(guardian);
 }
 
 /* Else the ends of pipes would never be seen, and the store would seem to live after its launcher. */
@@ -534,37 +540,38 @@ static void close_what_is_not_ours(const run_plan *plan) {
 }
 
 _Noreturn void guardian_main(const run_plan *plan, run_state *state, int launcher) {
-    guardian g = { .plan = plan, .state = state, .ranks = plan->options->ranks, .launcher = launcher };
-    g.publish_at = g.decide_by = g.look_at = g.terminate_at = g.kill_at = g.find_at = NEVER;
-    g.listen_at = plan->page != NULL ? tu_deadline(plan->silence_ns) : NEVER;
+    guardian guardian = { .plan = plan, .state = state, .ranks = plan->options->ranks, .launcher = launcher };
+    guardian.publish_at = guardian.decide_by = guardian.look_at = guardian.terminate_at = guardian.kill_at =
+        guardian.find_at = NEVER;
+    guardian.listen_at = plan->page != NULL ? tu_deadline(plan->silence_ns) : NEVER;
     if (plan->log_dir != NULL)
-        g.find_at = tu_deadline(g.find_every = FIND_FIRST_NS);
+        guardian.find_at = tu_deadline(guardian.find_every = FIND_FIRST_NS);
     prctl(PR_SET_NAME, "tutti-guardian");
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     setpgid(0, 0); /* the terminal's signals go to the launcher alone */
     sigset_t child;
     sigemptyset(&child);
     sigaddset(&child, SIGCHLD);
-    g.children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
-    g.unpublished = calloc((size_t)g.ranks, sizeof *g.unpublished);
-    if (g.children < 0 || g.unpublished == NULL) {
+    guardian.children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    guardian.unpublished = calloc((size_t)guardian.ranks, sizeof *guardian.unpublished);
+    if (guardian.children < 0 || guardian.unpublished == NULL) {
         atomic_store_explicit(&state->start_error, errno, memory_order_release);
         _exit(1);
     }
-    bool started = start_all(&g);
+    bool started = start_all(&guardian);
     close_what_is_not_ours(plan);
     if (!started)
-        signal_all(&g, SIGKILL);
-    while (g.running > 0) {
-        wait_for_something(&g);
-        keep_time(&g);
+        signal_all(&guardian, SIGKILL);
+    while (guardian.running > 0) {
+        wait_for_something(&guardian);
+        keep_time(&guardian);
     }
-    if (g.decide_by != NEVER)
-        decide_first(&g);
+    if (guardian.decide_by != NEVER)
+        decide_first(&guardian);
     if (plan->log_dir != NULL && atomic_load_explicit(&state->first_failure, memory_order_relaxed) != 0)
-        write_recorders(&g);
+        write_recorders(&guardian);
     atomic_store_explicit(&state->left_over, (uint32_t)kill_descendants(), memory_order_relaxed);
     atomic_store_explicit(&state->done, 1, memory_order_release);
-    wake_launcher(&g);
+    wake_launcher(&guardian);
     _exit(0);
 }

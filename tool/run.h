@@ -134,7 +134,7 @@ void output_tell(output *output, const char *format, ...) __attribute__((format(
 /* Writes what is left, incomplete lines too, and frees. */
 void output_close(output *output);
 
-/* ---- run.c, for hosts.c ---- */
+/* ---- run.c and run_watch.c, for hosts.c ---- */
 
 /* Blocks the signals that are passed on, SIGCHLD and SIGPIPE; *ours: those to read from a signalfd. */
 void run_block_signals(sigset_t *before, sigset_t *ours);
