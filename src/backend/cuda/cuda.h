@@ -180,6 +180,12 @@ static inline tutti_status tu_cuda_error(const tu_cuda *cuda, CUresult result, c
     return tu_cuda_driver_error(cuda->host, &cuda->driver, result, what);
 }
 
+/* ---- world.c ---- */
+tutti_status tu_cuda_probe(const tu_backend_host *host, int *device_count);
+/* Into memory of the caller's, which is zeroed; after an error there is nothing to close. */
+tutti_status tu_cuda_open(const tu_backend_host *host, tutti_world *world, tu_cuda *cuda);
+void tu_cuda_close(tu_cuda *cuda);
+
 /* ---- device.c ---- */
 /* Makes a device ready; index -1 is the current one. */
 tutti_status tu_cuda_device_open(tu_cuda *cuda, int index, tu_cuda_device **device, int *chosen);
