@@ -293,6 +293,8 @@ tutti_dtype tu_promote_pair(tutti_dtype left, tutti_dtype right);
 tu_shape_rule tu_shape_like_first, tu_shape_of_first;
 /* There are none. */
 tu_shape_rule tu_no_results;
+/* Whether several elements of x share one memory location: an expanded tensor, or strides that meet. */
+bool tu_overlaps_itself(const tt_tensor *x);
 /* Whether left and right share memory otherwise than element by element. Sure of an overlap where it says so; layouts
  * that are neither dense nor alike count as apart. */
 bool tu_partly_overlaps(const tt_tensor *left, const tt_tensor *right);

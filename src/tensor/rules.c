@@ -168,6 +168,39 @@ static bool reaches(const tt_tensor *x, int64_t distance, unsigned used) {
     return false;
 }
 
+/* Whether steps of the dimensions order[0..count), each fewer than its size, lead from `distance` back to 0. `moved`:
+ * one step was made already, so that none at all counts too. The widest stride goes first, and only as far as the
+ * others can lead back. */
+static bool returns(const tt_tensor *x, const int *order, int count, int64_t distance, bool moved) {
+    if (count == 0)
+        return distance == 0 && moved;
+    int64_t stride = x->strides[order[count - 1]], last = x->sizes[order[count - 1]] - 1, span = 0;
+    for (int i = 0; i < count - 1; i++)
+        span += (x->sizes[order[i]] - 1) * x->strides[order[i]];
+    /* Before the first step one direction is enough: the other one mirrors it. */
+    for (int64_t step = moved ? -last : 0; step <= last; step++) {
+        int64_t left = distance + step * stride;
+        if (left > span)
+            return false;
+        if (left >= -span && returns(x, order, count - 1, left, moved || step != 0))
+            return true;
+    }
+    return false;
+}
+
+bool tu_overlaps_itself(const tt_tensor *x) {
+    if (x->flags & TU_CONTIGUOUS || x->numel <= 1)
+        return false;
+    int order[TT_MAX_DIMS], count = tu_stride_order(x->ndim, x->sizes, x->strides, order);
+    int64_t span = 0; /* of the narrower dimensions */
+    bool apart = true;
+    for (int i = 0; i < count && apart; i++) {
+        apart = x->strides[order[i]] > span;
+        span += (x->sizes[order[i]] - 1) * x->strides[order[i]];
+    }
+    return !apart && returns(x, order, count, 0, false);
+}
+
 bool tu_partly_overlaps(const tt_tensor *left, const tt_tensor *right) {
     if (left->storage != right->storage || left->numel == 0 || right->numel == 0)
         return false;

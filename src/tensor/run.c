@@ -119,12 +119,11 @@ static tutti_status check_written(const tu_call *call, int output) {
         !(tu_is_integer(x->dtype) && tu_is_integer(result->dtype)) && !(tu_is_complex(x->dtype)))
         return tu_call_error(call, TUTTI_ERROR_TYPE, "a result of type %s cannot be written to %s",
                              tutti_dtype_name(result->dtype), tu_describe(x));
-    for (int i = 0; i < x->ndim; i++)
-        if (x->strides[i] == 0 && x->sizes[i] > 1 && x->numel > 0)
-            return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
-                                 "%s is expanded: several of its elements share one memory location, so it "
-                                 "cannot be written; clone it first",
-                                 tu_describe(x));
+    if (tu_overlaps_itself(x))
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
+                             "several elements of %s, with strides %s, share one memory location, so it cannot be "
+                             "written; clone it first",
+                             tu_describe(x), tu_dims_text(x->ndim, x->strides));
     for (int i = 0; i < call->input_count; i++)
         if (i != output && call->inputs[i] != NULL && tu_partly_overlaps(x, call->inputs[i]))
             return tu_call_error(

@@ -51,6 +51,30 @@ TEST(a_function_that_reads_elements_runs_as_it_is_or_is_an_error) {
     CHECK_OK(tt_scope_close(&scope));
 }
 
+static int writes_what_overlaps_itself(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    tt_tensor *own = tt_add_scalar(inputs.at[0], 1);
+    tt_tensor *view = tt_as_strided(own, tt_shape(2, 4), *(tt_dims *)user, 0);
+    tt_add_(view, tt_ones(tt_shape(2, 4), TUTTI_F32, NULL));
+    outputs[0] = own;
+    return 1;
+}
+
+TEST(writes_to_what_overlaps_itself_are_refused_as_in_eager_code) {
+    tt_dims strides[] = { tt_shape(1, 1), tt_shape(2, 1), tt_shape(0, 1) };
+    for (size_t i = 0; i < sizeof strides / sizeof *strides; i++)
+        EACH_MODE {
+            tt_scope scope = tt_scope_open();
+            tt_tensor *x = values(8), *eager;
+            writes_what_overlaps_itself(tt_tensors(x), &eager, &strides[i]);
+            CHECK(fails(TUTTI_ERROR_ARGUMENT, "share one memory location"));
+            tt_compiled *fast = compile(writes_what_overlaps_itself, &strides[i], modes[mode]);
+            CHECK(tt_compiled_call(fast, tt_tensors(x)).count == 0);
+            CHECK(fails(TUTTI_ERROR_ARGUMENT, "share one memory location"));
+            tt_compiled_release(&fast);
+            CHECK_OK(tt_scope_close(&scope));
+        }
+}
+
 static int fails_in_the_middle(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     tt_module_set_parameter(user, "weight", tt_neg(tt_module_parameter(user, "weight")));
     tt_mul_scalar_(inputs.at[0], 3);

@@ -311,6 +311,41 @@ TEST(what_is_written_may_not_overlap_what_is_read_in_another_order) {
     CHECK_OK(tt_scope_close(&scope));
 }
 
+/* By looking at every element. */
+static bool meet(const int64_t *sizes, const int64_t *strides) {
+    bool taken[64] = { false };
+    for (int64_t i = 0; i < sizes[0]; i++)
+        for (int64_t j = 0; j < sizes[1]; j++)
+            for (int64_t k = 0; k < sizes[2]; k++) {
+                bool *at = &taken[i * strides[0] + j * strides[1] + k * strides[2]];
+                if (*at)
+                    return true;
+                *at = true;
+            }
+    return false;
+}
+
+TEST(what_overlaps_itself_is_not_written) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_ones(tt_shape(64), TUTTI_F32, NULL);
+    FAILS(tt_add_scalar_(tt_as_strided(x, tt_shape(2, 4), tt_shape(2, 1), 0), 1), TUTTI_ERROR_ARGUMENT,
+          "add_scalar_: several elements of f32 [2, 4], with strides [2, 1], share one memory location");
+    FAILS(tt_fill_(tt_expand(tt_narrow(x, 0, 0, 1), tt_shape(6)), 1), TUTTI_ERROR_ARGUMENT, "clone it first");
+    CHECK(tt_add_scalar_(tt_as_strided(x, tt_shape(3, 2), tt_shape(2, 3), 0), 1) != NULL); /* 0 2 4 and 3 5 7 */
+    int overlapping = 0;
+    for (int64_t i = 0; i < 27 * 343; i++) {
+        int64_t sizes[] = { 1 + i % 3, 1 + i / 3 % 3, 1 + i / 9 % 3 };
+        int64_t strides[] = { i / 27 % 7, i / 27 / 7 % 7, i / 27 / 49 };
+        tt_scope inner = tt_scope_open();
+        const tt_tensor *view = tt_as_strided(x, tt_dims_of(3, sizes), tt_dims_of(3, strides), 0);
+        overlapping += meet(sizes, strides);
+        CHECK_EQ(tu_overlaps_itself(view), meet(sizes, strides));
+        CHECK_OK(tt_scope_close(&inner));
+    }
+    CHECK(overlapping > 1000 && overlapping < 27 * 343 - 1000);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 /* ---- arguments beyond all measure ---- */
 
 TEST(sizes_that_overflow_are_refused) {

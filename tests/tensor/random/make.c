@@ -707,8 +707,8 @@ static bool too_large(const machine *on, int index) {
     return false;
 }
 
-/* Whether several elements share one place, other than by an expanded dimension, which is refused: what a write leaves
- * there depends on its order. */
+/* Whether several elements share one place, other than by an expanded dimension: a write is refused, but not by
+ * PyTorch, where it depends on the order what it leaves there. */
 static bool shares_places(tt_tensor *x) {
     int64_t reach = 0;
     bool used[TT_MAX_DIMS] = { false };
