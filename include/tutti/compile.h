@@ -53,7 +53,7 @@ typedef struct tt_compile_options {
     bool full;        /* what cannot be compiled is an error; else the function itself runs in its place */
     bool strict;      /* the very bits of the function itself */
     int dynamic;      /* 0: a size that changes becomes variable; TUTTI_NONE: every size has an entry of its own */
-    const char *skip; /* names of passes to leave out, separated by commas; NULL: none */
+    const char *skip; /* names of passes to leave out, separated by commas, without limits; NULL: none */
     const char *with; /* names of passes that run only where they are asked for, "one_shot=65536"; NULL: none */
     const char *name; /* in messages and names of files; NULL: "function" */
 } tt_compile_options;
@@ -115,8 +115,8 @@ typedef struct tt_compiled_counts {
 TUTTI_API void tt_compiled_counts_init(tt_compiled_counts *counts, size_t size);
 /* How often what happened. */
 TUTTI_API bool tt_compiled_count(const tt_compiled *compiled, tt_compiled_counts *counts);
-/* Why the last call that found no entry found none, or why it ran the function itself, in words; "" where neither
- * happened. Lent until the next call. */
+/* Why the last call that found no entry found none, why it ran the function itself, or how its capture failed, in
+ * words; "" where none of these happened. Lent until the next call. */
 TUTTI_API const char *tt_compiled_reason(const tt_compiled *compiled);
 
 #ifdef __cplusplus

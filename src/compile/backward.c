@@ -92,6 +92,7 @@ struct tt_backward_cache {
     tu_agreed *agreed;
     tt_backward_counts counts;
     char reason[400];
+    int twin; /* see tu_recipe */
 };
 
 static void entry_free(entry *one) {
@@ -503,9 +504,9 @@ static tutti_status capture(entry *one, const collection *of, trace *traced) {
 }
 
 /* `number` tells the files of several backwards apart. */
-static tutti_status build(entry *one, const collection *of, trace *traced, int number) {
+static tutti_status build(entry *one, const collection *of, trace *traced, int number, int *twin) {
     tu_recipe how = { .name = "backward", .number = number };
-    tu_recipe_look_around(&how);
+    tu_recipe_look_around(&how, twin);
     tutti_status status = capture(one, of, traced);
     if (status == TUTTI_OK)
         status = tu_pass_sink(one->graph, 0);
@@ -536,7 +537,7 @@ static entry *add_entry(tt_backward_cache *cache, collection *of, trace *traced)
         tu_error_memory("a compiled backward", sizeof *made);
         return NULL;
     }
-    tutti_status status = tu_pending_take(build(made, of, traced, ++cache->counts.captures));
+    tutti_status status = tu_pending_take(build(made, of, traced, ++cache->counts.captures, &cache->twin));
     forget_lifted(of);
     tu_vote vote = status == TUTTI_OK                            ? TU_VOTE_READY
                    : cache->full || status == TUTTI_ERROR_MEMORY ? TU_VOTE_FAILED

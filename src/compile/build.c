@@ -3,7 +3,7 @@
  * From a capture to programs: the split, the passes of one table, the programs. With a folder, every step leaves the
  * graph as it was before and after it.
  */
-#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +12,7 @@
 #include "compile/compare.h"
 #include "compile/entry.h"
 #include "graph/passes.h"
+#include "tensor/process.h"
 #include "world/here.h"
 
 /* Whether a pass stands in the list "dead, bucket=1048576"; *bytes is the limit that it gives there, if any. */
@@ -28,16 +29,19 @@ static bool is_listed(const char *list, const char *name, size_t *bytes) {
     return false;
 }
 
-tutti_status tu_check_passes(const char *field, const char *list) {
+tutti_status tu_check_passes(const char *field, bool limits, const char *list) {
+    char who[64], name[64];
+    snprintf(who, sizeof who, "compile: tt_compile_options.%s", field);
     for (const char *at = list; at != NULL && *at != 0; at += strspn(at, ", ")) {
-        size_t length = strcspn(at, ", ");
-        char name[64];
+        size_t length = strcspn(at, ", "), bytes;
+        const tu_pass *pass;
         snprintf(name, sizeof name, "%.*s", (int)length, at);
-        if (length > 0 && tt_pass_summary(name) == NULL)
-            return tu_error(TUTTI_ERROR_NOT_FOUND,
-                            "compile: tt_compile_options.%s names the pass \"%s\", and there is none; tt_pass_name "
-                            "lists them",
-                            field, name);
+        tutti_status status = length > 0 ? tu_pass_find(who, name, &pass, &bytes) : TUTTI_OK;
+        if (status == TUTTI_OK && !limits && strchr(name, '=') != NULL)
+            status =
+                tu_error(TUTTI_ERROR_ARGUMENT, "%s: \"%s\" has a limit, and what is left out needs none", who, name);
+        if (status != TUTTI_OK)
+            return status;
         at += length;
     }
     return TUTTI_OK;
@@ -45,37 +49,44 @@ tutti_status tu_check_passes(const char *field, const char *list) {
 
 /* ---- files ---- */
 
-void tu_recipe_look_around(tu_recipe *how) {
+void tu_recipe_look_around(tu_recipe *how, int *twin) {
     const char *compares = getenv("TUTTI_COMPILE_COMPARE");
     how->compares = compares != NULL && strcmp(compares, "0") != 0 && compares[0] != 0;
     how->folder = getenv("TUTTI_COMPILE_DIR");
     if (how->folder != NULL && how->folder[0] == 0)
         how->folder = NULL;
     how->rank = how->folder != NULL ? tu_rank_here().rank : -1;
+    if (*twin == 0 && how->folder != NULL) {
+        char name[PATH_MAX];
+        snprintf(name, sizeof name, "%s.%d", how->name, how->rank);
+        *twin = tu_process_number(name);
+    }
+    how->twin = *twin;
 }
 
-/* "step.0.forward", or, where several ranks write into one folder, "step.rank3.0.forward". */
+/* "step.0.forward", "step-2.0.forward" of the second function of that name, or, where several ranks write into one
+ * folder, "step.rank3.0.forward". */
 static void name_files(const tu_recipe *how, const char *direction, char *name, size_t size) {
-    char rank[24] = "";
+    char rank[24] = "", twin[24] = "";
     if (how->rank >= 0)
         snprintf(rank, sizeof rank, ".rank%d", how->rank);
-    snprintf(name, size, "%s%s.%d.%s", how->name, rank, how->number, direction);
+    if (how->twin > 1)
+        snprintf(twin, sizeof twin, "-%d", how->twin);
+    snprintf(name, size, "%s%s%s.%d.%s", how->name, twin, rank, how->number, direction);
 }
 
-static tutti_status write_graph(const tu_recipe *how, const char *direction, int step, const char *what,
-                                const tt_graph *graph) {
-    char path[4096], name[256];
+static void write_graph(const tu_recipe *how, const char *direction, int step, const char *what,
+                        const tt_graph *graph) {
+    char path[PATH_MAX], name[256];
     if (how->folder == NULL)
-        return TUTTI_OK;
+        return;
     name_files(how, direction, name, sizeof name);
     snprintf(path, sizeof path, "%s/%s.%02d-%s.graph", how->folder, name, step, what);
-    FILE *file = fopen(path, "w");
+    FILE *file = tu_look_open(path);
     if (file == NULL)
-        return tu_error_system(errno, "compile: %s (TUTTI_COMPILE_DIR) cannot be written", path);
-    bool written = tt_graph_print(graph, file);
-    if (fclose(file) != 0 && written)
-        return tu_error_system(errno, "compile: %s (TUTTI_COMPILE_DIR) cannot be written", path);
-    return written ? TUTTI_OK : tu_self()->pending;
+        return;
+    tu_graph_print(file, graph);
+    tu_look_close(file, path);
 }
 
 /* ---- one graph ---- */
@@ -91,7 +102,8 @@ static bool is_wanted(const tu_pass *pass, const tu_recipe *how, size_t *bytes) 
 }
 
 static tutti_status rewrite(tt_graph *graph, const tu_recipe *how, const char *direction) {
-    tutti_status status = write_graph(how, direction, 0, "captured", graph);
+    tutti_status status = TUTTI_OK;
+    write_graph(how, direction, 0, "captured", graph);
     for (int i = 0; i < tu_pass_count() && status == TUTTI_OK; i++) {
         size_t bytes;
         if (!is_wanted(&tu_passes[i], how, &bytes))
@@ -100,7 +112,7 @@ static tutti_status rewrite(tt_graph *graph, const tu_recipe *how, const char *d
         if (status == TUTTI_OK)
             status = tu_graph_check(tu_passes[i].name, graph);
         if (status == TUTTI_OK)
-            status = write_graph(how, direction, i + 1, tu_passes[i].name, graph);
+            write_graph(how, direction, i + 1, tu_passes[i].name, graph);
     }
     return status;
 }
@@ -194,9 +206,14 @@ tutti_status tu_build_partial(tu_entry *entry, const bool *arrived, tu_partial *
     if (partial == NULL)
         return tu_error_memory("a backward", sizeof *partial);
     memcpy(partial->arrived, arrived, tangents * sizeof *arrived);
+    int number = 1;
+    for (const tu_partial *other = entry->partials; other != NULL; other = other->next)
+        number++;
+    char direction[32];
+    snprintf(direction, sizeof direction, "backward-partial%d", number);
     tutti_status status = tu_prune(entry, arrived, &partial->graph);
     if (status == TUTTI_OK)
-        status = tu_build_graph(partial->graph, &entry->how, "backward-partial", &partial->program);
+        status = tu_build_graph(partial->graph, &entry->how, direction, &partial->program);
     if (status != TUTTI_OK) {
         tt_graph_release(&partial->graph);
         free(partial);

@@ -35,6 +35,7 @@ struct tt_compiled {
     char reason[REASON];
     bool warned;
     tu_agreed *agreed; /* of the thread that builds */
+    int twin;          /* the same; see tu_recipe */
 };
 
 /* ---- making and ending ---- */
@@ -54,8 +55,8 @@ static tutti_status check_options(const tt_compile_options *options) {
                             "compile: tt_compile_options.name is \"%s\", which cannot be part of "
                             "a file's name",
                             options->name);
-    tutti_status status = tu_check_passes("skip", options->skip);
-    return status == TUTTI_OK ? tu_check_passes("with", options->with) : status;
+    tutti_status status = tu_check_passes("skip", false, options->skip);
+    return status == TUTTI_OK ? tu_check_passes("with", true, options->with) : status;
 }
 
 static tt_compiled *make(tt_compile_function *function, void *user, const tt_compile_options *options) {
@@ -402,13 +403,13 @@ static tutti_status make_guards(const attempt *of, tu_entry *entry) {
 }
 
 static tutti_status build(const attempt *of, tu_entry *entry) {
-    const tt_compiled *compiled = of->compiled;
+    tt_compiled *compiled = of->compiled;
     tu_recipe how = { .name = compiled->name, .mode = compiled->options.mode, .strict = compiled->options.strict };
     how.skip = compiled->skip;
     how.with = compiled->with;
     how.no_compiler = entry->is_variant;
     how.number = compiled->counts.captures;
-    tu_recipe_look_around(&how);
+    tu_recipe_look_around(&how, &compiled->twin);
     tutti_status status = tu_build_entry(entry, &how);
     return status == TUTTI_OK ? make_guards(of, entry) : status;
 }
@@ -628,6 +629,10 @@ static tu_entry *add_entry(tt_compiled *compiled, tt_tensor_list inputs, char *r
     if (status != TUTTI_OK) {
         tu_entry_drop(entry);
         tu_pending_take(status);
+        tt_error_show();
+        pthread_mutex_lock(&compiled->lock);
+        snprintf(compiled->reason, REASON, "its capture failed: %s", tutti_error_message());
+        pthread_mutex_unlock(&compiled->lock);
         return NULL;
     }
     insert(compiled, entry);

@@ -108,6 +108,7 @@ typedef struct tu_recipe {
     bool compares;      /* every run with eager code */
     bool no_compiler;   /* loops run in blocks: what is built for one size may not pay */
     int number;         /* of the entry */
+    int twin;           /* of the functions of this name that leave files, in their names from 2 on; 0: leaves none */
 } tu_recipe;
 
 /* A backward for which some results got no gradient. */
@@ -145,12 +146,14 @@ void tu_entry_drop(tu_entry *entry);
 
 /* Cuts the captured graph in two: what the forward computes and saves, and the backward (partition.c). */
 tutti_status tu_partition(tu_entry *entry, bool recompute);
-/* An error where a list of passes names one that there is not (build.c). */
-tutti_status tu_check_passes(const char *field, const char *list);
+/* An error where a list of passes names one that there is not, or has limits that cannot be, or `limits` is false and
+ * there are some (build.c). */
+tutti_status tu_check_passes(const char *field, bool limits, const char *list);
 /* Passes, then programs (build.c). */
 tutti_status tu_build_entry(tu_entry *entry, const tu_recipe *how);
-/* What the environment says of files and comparisons; and who is asked to keep them apart (build.c). */
-void tu_recipe_look_around(tu_recipe *how);
+/* What the environment says of files and comparisons; and who is asked to keep them apart. *twin is the function's own
+ * number among those of its name, 0 until it leaves files (build.c). */
+void tu_recipe_look_around(tu_recipe *how, int *twin);
 /* One graph of its own: passes, then its program (build.c). */
 tutti_status tu_build_graph(tt_graph *graph, const tu_recipe *how, const char *direction, tu_program **program);
 /* The backward without what depends on absent gradients alone (prune.c), and its program (build.c). */

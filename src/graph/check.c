@@ -203,20 +203,24 @@ static bool has_rule(const tu_vertex *vertex) {
     return vertex->entry != &tu_operator_version_set && vertex->entry != &tu_operator_storage_resize;
 }
 
+tutti_status tu_vertex_check_shapes(const char *who, const tu_vertex *vertex, tt_tensor **tensors) {
+    tt_scope scope = tt_scope_open();
+    tutti_status status = check_lists(who, vertex);
+    if (status == TUTTI_OK)
+        status = check_written(who, vertex);
+    if (status == TUTTI_OK)
+        status = check_reduction(who, vertex);
+    if (status == TUTTI_OK && has_rule(vertex))
+        status = check_vertex(who, vertex, tensors);
+    tu_scope_leave(&scope);
+    return status;
+}
+
 tutti_status tu_graph_check_shapes(const char *who, const tt_graph *graph) {
     tt_tensor **tensors = calloc((size_t)graph->value_count + 1, sizeof(tt_tensor *));
     tutti_status status = tensors != NULL ? TUTTI_OK : tu_error_memory("a check of a graph", sizeof *tensors);
-    for (const tu_vertex *vertex = graph->first; vertex != NULL && status == TUTTI_OK; vertex = vertex->next) {
-        tt_scope scope = tt_scope_open();
-        status = check_lists(who, vertex);
-        if (status == TUTTI_OK)
-            status = check_written(who, vertex);
-        if (status == TUTTI_OK)
-            status = check_reduction(who, vertex);
-        if (status == TUTTI_OK && has_rule(vertex))
-            status = check_vertex(who, vertex, tensors);
-        tu_scope_leave(&scope);
-    }
+    for (const tu_vertex *vertex = graph->first; vertex != NULL && status == TUTTI_OK; vertex = vertex->next)
+        status = tu_vertex_check_shapes(who, vertex, tensors);
     for (int i = 0; tensors != NULL && i < graph->value_count; i++)
         tu_tensor_drop(tensors[i]);
     free(tensors);

@@ -150,9 +150,14 @@ bool tu_vertex_communicates(const tu_vertex *vertex);
 /* Whether it is a wait for this memory. */
 bool tu_vertex_waits_for(const tu_vertex *vertex, int storage);
 
+/* Its text; whether it could be written is for ferror to say (text.c). */
+void tu_graph_print(FILE *to, const tt_graph *graph);
+
 /* An error where the graph is not well formed. `who` is who made it so. */
 tutti_status tu_graph_check(const char *who, const tt_graph *graph);
-/* An error where a value is not what its operator's shape rule says (check.c). */
+/* An error where a value is not what its operator's shape rule says (check.c). For one vertex alone: `tensors` has a
+ * place for each value of the graph, where fakes are made that the caller drops. */
+tutti_status tu_vertex_check_shapes(const char *who, const tu_vertex *vertex, tt_tensor **tensors);
 tutti_status tu_graph_check_shapes(const char *who, const tt_graph *graph);
 /* Gives the results of a vertex the shapes that its operator says for its operands as they are now (check.c).
  * `tensors`, one per value and NULL at first, has stand-ins of operands, which are the caller's. */

@@ -19,6 +19,7 @@
 
 #define WORD 160       /* characters of a word, at most */
 #define OPERANDS 65536 /* of one vertex */
+#define LINE 40        /* characters of "graph_parse: line 17" */
 
 typedef struct reader {
     const char *at;
@@ -26,6 +27,8 @@ typedef struct reader {
     tutti_status status;
     tt_graph *graph;
     tutti_world *world;
+    tt_tensor **fakes; /* by the number of their value: what shapes are checked with */
+    int fake_count;
 } reader;
 
 static void wrong(reader *from, const char *format, ...) TUTTI_PRINTF(2, 3);
@@ -38,6 +41,11 @@ static void wrong(reader *from, const char *format, ...) {
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     from->status = tu_error(TUTTI_ERROR_ARGUMENT, "graph_parse: line %d: %s", from->line, text);
+}
+
+static const char *name_line(const reader *from, char *who) {
+    snprintf(who, LINE, "graph_parse: line %d", from->line);
+    return who;
 }
 
 static void no_memory(reader *from, size_t bytes) {
@@ -164,8 +172,10 @@ static tu_shape shape(reader *from) {
     for (int i = 0; i < made.ndim; i++)
         if (made.sizes[i] < 0)
             wrong(from, "%" PRId64 " is no size", made.sizes[i]);
-    if (from->status == TUTTI_OK)
-        from->status = tu_shape_contiguous("graph_parse", &made);
+    if (from->status == TUTTI_OK) {
+        char who[LINE];
+        from->status = tu_shape_contiguous(name_line(from, who), &made);
+    }
     if (take_word(from, "strides")) {
         tt_dims strides = dims(from);
         if (from->status == TUTTI_OK && strides.count != made.ndim)
@@ -401,6 +411,28 @@ static int results(reader *from, result **to) {
     return count;
 }
 
+/* Asks the operator whether its results are what the text says. */
+static void check_read(reader *from, const tu_vertex *vertex) {
+    int count = from->graph->value_count;
+    if (count > from->fake_count) {
+        int room = count * 2;
+        tt_tensor **larger = realloc(from->fakes, (size_t)room * sizeof(tt_tensor *));
+        if (larger == NULL) {
+            no_memory(from, (size_t)room * sizeof(tt_tensor *));
+            return;
+        }
+        memset(larger + from->fake_count, 0, (size_t)(room - from->fake_count) * sizeof(tt_tensor *));
+        from->fakes = larger;
+        from->fake_count = room;
+    }
+    char who[LINE];
+    from->status = tu_vertex_check_shapes(name_line(from, who), vertex, from->fakes);
+    if (from->status == TUTTI_OK || from->status == TUTTI_ERROR_MEMORY)
+        return;
+    if (strncmp(tutti_error_message(), who, strlen(who)) != 0) /* in the words of the operator */
+        tu_error(from->status, "%s: %s", who, tutti_error_message());
+}
+
 static void add_vertex(reader *from, const tu_operator *entry, bool in_place, const void *attributes,
                        const operands *given, int result_count, const result *made) {
     int expected = tu_result_count(entry, in_place, given->count, attributes);
@@ -432,6 +464,8 @@ static void add_vertex(reader *from, const tu_operator *entry, bool in_place, co
         value->place = i;
         vertex->results[vertex->result_count++] = value;
     }
+    if (from->status == TUTTI_OK)
+        check_read(from, vertex);
 }
 
 static void free_lists(const tu_operator *entry, char *attributes) {
@@ -502,8 +536,9 @@ tt_graph *tt_graph_parse(const char *text, tutti_world *world) {
     outputs(&from);
     if (from.status == TUTTI_OK)
         from.status = tu_graph_check("graph_parse", from.graph);
-    if (from.status == TUTTI_OK)
-        from.status = tu_graph_check_shapes("graph_parse", from.graph);
+    for (int i = 0; i < from.fake_count; i++)
+        tu_tensor_drop(from.fakes[i]);
+    free(from.fakes);
     if (tu_pending_take(from.status) != TUTTI_OK)
         tt_graph_release(&from.graph);
     return from.graph;

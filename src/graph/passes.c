@@ -42,24 +42,34 @@ int tu_pass_count(void) {
     return sizeof tu_passes / sizeof *tu_passes;
 }
 
-/* "bucket" or "bucket=1048576": the name, and the limit that is given. */
-static const tu_pass *find(const char *text, size_t *bytes) {
-    size_t length = text != NULL ? strcspn(text, "=") : 0;
-    for (int i = 0; text != NULL && i < tu_pass_count(); i++) {
-        const tu_pass *pass = &tu_passes[i];
-        if (strncmp(pass->name, text, length) != 0 || pass->name[length] != 0)
-            continue;
-        *bytes = pass->bytes;
-        if (text[length] == 0)
-            return pass;
-        char *end;
-        errno = 0;
-        unsigned long long given = strtoull(text + length + 1, &end, 10);
-        bool right = isdigit((unsigned char)text[length + 1]) && *end == 0 && errno == 0 && given <= SIZE_MAX;
-        *bytes = (size_t)given;
-        return right && pass->bytes != 0 ? pass : NULL;
-    }
+static const tu_pass *find(const char *text, size_t length) {
+    for (int i = 0; i < tu_pass_count(); i++)
+        if (strncmp(tu_passes[i].name, text, length) == 0 && tu_passes[i].name[length] == 0)
+            return &tu_passes[i];
     return NULL;
+}
+
+tutti_status tu_pass_find(const char *who, const char *text, const tu_pass **found, size_t *bytes) {
+    size_t length = text != NULL ? strcspn(text, "=") : 0;
+    const tu_pass *pass = text != NULL ? find(text, length) : NULL;
+    if (pass == NULL)
+        return tu_error(TUTTI_ERROR_NOT_FOUND, "%s: there is no pass \"%.*s\"; tt_pass_name lists them", who,
+                        (int)length, text != NULL ? text : "");
+    *found = pass;
+    *bytes = pass->bytes;
+    if (text[length] == 0)
+        return TUTTI_OK;
+    if (pass->bytes == 0)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: \"%s\" gives a limit to the pass %s, which has none", who, text,
+                        pass->name);
+    char *end;
+    errno = 0;
+    unsigned long long given = strtoull(text + length + 1, &end, 10);
+    if (!isdigit((unsigned char)text[length + 1]) || *end != 0 || errno != 0 || given > SIZE_MAX)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: \"%s\" behind the pass %s is no number of bytes", who,
+                        text + length + 1, pass->name);
+    *bytes = (size_t)given;
+    return TUTTI_OK;
 }
 
 const char *tt_pass_name(int index) {
@@ -67,27 +77,22 @@ const char *tt_pass_name(int index) {
 }
 
 const char *tt_pass_summary(const char *name) {
-    size_t bytes;
-    const tu_pass *pass = find(name, &bytes);
+    const tu_pass *pass = name != NULL ? find(name, strcspn(name, "=")) : NULL;
     return pass != NULL ? pass->summary : NULL;
 }
 
 bool tt_graph_pass(tt_graph *graph, const char *name) {
     if (tu_self()->pending != TUTTI_OK)
         return false;
-    size_t bytes;
-    const tu_pass *pass = find(name, &bytes);
-    if (graph == NULL || pass == NULL) {
-        if (graph == NULL)
-            tu_fail(TUTTI_ERROR_ARGUMENT, "graph_pass: graph is NULL");
-        else
-            tu_fail(TUTTI_ERROR_NOT_FOUND,
-                    "graph_pass: there is no pass \"%s\"; tt_pass_name lists them, and those with a limit "
-                    "take =bytes behind their name",
-                    name != NULL ? name : "(NULL)");
+    if (graph == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "graph_pass: graph is NULL");
         return false;
     }
-    tutti_status status = pass->run(graph, bytes);
+    const tu_pass *pass = NULL;
+    size_t bytes;
+    tutti_status status = tu_pass_find("graph_pass", name, &pass, &bytes);
+    if (status == TUTTI_OK)
+        status = pass->run(graph, bytes);
     if (status == TUTTI_OK)
         status = tu_graph_check(pass->name, graph);
     return tu_pending_take(status) == TUTTI_OK;

@@ -17,6 +17,8 @@ typedef struct tu_pass {
 } tu_pass;
 extern const tu_pass tu_passes[];
 int tu_pass_count(void);
+/* "bucket", or "bucket=1048576": the pass, and the limit to run it with. An error says what is wrong with the text. */
+tutti_status tu_pass_find(const char *who, const char *text, const tu_pass **found, size_t *bytes);
 
 /* simple.c */
 tu_pass_run tu_pass_dead, tu_pass_common, tu_pass_copies, tu_pass_in_place;

@@ -135,7 +135,7 @@ static void print_inputs(FILE *to, const tt_graph *graph) {
     }
 }
 
-static void print_graph(FILE *to, const tt_graph *graph) {
+void tu_graph_print(FILE *to, const tt_graph *graph) {
     fputs("graph(", to);
     print_inputs(to, graph);
     fputs("):\n", to);
@@ -164,7 +164,7 @@ bool tt_graph_print(const tt_graph *graph, FILE *file) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "graph_print: %s is NULL", graph == NULL ? "graph" : "file");
         return false;
     }
-    print_graph(file, graph);
+    tu_graph_print(file, graph);
     if (ferror(file))
         tu_fail(TUTTI_ERROR_SYSTEM, "graph_print: the file cannot be written");
     return tu_self()->pending == TUTTI_OK;
@@ -180,7 +180,7 @@ char *tt_graph_text(const tt_graph *graph) {
     }
     if (tu_pending_take(tu_text_begin(&text)) != TUTTI_OK)
         return NULL;
-    print_graph(text.to, graph);
+    tu_graph_print(text.to, graph);
     char *result = tu_text_end(&text);
     if (result == NULL)
         tu_pending_take(TUTTI_ERROR_MEMORY);

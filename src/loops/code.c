@@ -91,7 +91,7 @@ static bool find_functions(const files *all, const tu_loop_code *code, char *rea
 }
 
 static void warn(const char *reason) {
-    if (tu_process_tell_once())
+    if (tu_process_tell_once(TU_WARN_NO_COMPILER))
         TU_LOG(TUTTI_LOG_WARN, NULL, "loops",
                "loops are not compiled, but run in blocks by the library's kernels, which is slower: %s", reason);
 }

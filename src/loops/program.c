@@ -7,13 +7,16 @@
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <tutti/autograd.h>
 
+#include "base/log.h"
 #include "loops/arena.h"
 #include "loops/code.h"
 #include "loops/group.h"
 #include "tensor/operators.h"
+#include "tensor/process.h"
 
 struct tu_program {
     tt_graph *graph; /* held */
@@ -27,53 +30,66 @@ struct tu_program {
 
 /* ---- making ---- */
 
-/* A file of the program in the folder, NULL where none is asked for. */
-static tutti_status open_file(const tu_program_options *options, const char *ending, FILE **file) {
-    char path[PATH_MAX];
-    *file = NULL;
-    if (options->folder == NULL || options->folder[0] == 0)
-        return TUTTI_OK;
-    int length = snprintf(path, sizeof path, "%s/%s.%s", options->folder,
-                          options->name != NULL ? options->name : "program", ending);
-    *file = length > 0 && (size_t)length < sizeof path ? fopen(path, "we") : NULL;
-    return *file != NULL ? TUTTI_OK : tu_error_system(errno, "the program cannot be written to %s", path);
+static void warn_of_file(const char *path, int error) {
+    char text[128];
+    if (tu_process_tell_once(TU_WARN_NO_FILES))
+        TU_LOG(TUTTI_LOG_WARN, NULL, "compile", "%s cannot be written: %s; what is compiled runs all the same", path,
+               strerror_r(error, text, sizeof text));
 }
 
-static tutti_status close_file(FILE *file) {
-    return file == NULL || fclose(file) == 0 ? TUTTI_OK : tu_error_system(errno, "the program cannot be written");
+FILE *tu_look_open(const char *path) {
+    FILE *file = fopen(path, "we");
+    if (file == NULL)
+        warn_of_file(path, errno);
+    return file;
+}
+
+void tu_look_close(FILE *file, const char *path) {
+    bool wrong = file != NULL && ferror(file);
+    if (file != NULL && (fclose(file) != 0 || wrong))
+        warn_of_file(path, wrong ? EIO : errno);
+}
+
+typedef struct look {
+    FILE *to; /* NULL: nobody looks */
+    char path[PATH_MAX];
+} look;
+
+static void look_open(const tu_program_options *options, const char *ending, look *made) {
+    made->to = NULL;
+    if (options->folder == NULL || options->folder[0] == 0)
+        return;
+    snprintf(made->path, sizeof made->path, "%s/%s.%s", options->folder,
+             options->name != NULL ? options->name : "program", ending);
+    made->to = tu_look_open(made->path);
 }
 
 static tutti_status compile(tu_program *made, const tu_program_options *options) {
     int count = 0;
-    FILE *copy = NULL;
+    look copy;
     tu_nest **nests = calloc((size_t)made->step_count + 1, sizeof *nests);
     if (nests == NULL)
         return tu_error_memory("a program", (size_t)made->step_count * sizeof *nests);
     for (int i = 0; i < made->step_count; i++)
         if (made->steps[i].nest != NULL)
             nests[count++] = made->steps[i].nest;
-    tutti_status status = open_file(options, "c", &copy);
-    if (status == TUTTI_OK && count > 0)
-        status = tu_code_make(&made->code, nests, count, copy);
-    tutti_status closed = close_file(copy);
+    look_open(options, "c", &copy);
+    tutti_status status = count > 0 ? tu_code_make(&made->code, nests, count, copy.to) : TUTTI_OK;
+    tu_look_close(copy.to, copy.path);
     free(nests);
-    return status == TUTTI_OK ? closed : status;
+    return status;
 }
 
-static tutti_status show(const tu_program *made, const tu_program_options *options) {
-    FILE *text = NULL;
-    tutti_status status = open_file(options, "loops", &text);
-    if (text != NULL) {
-        tu_program_print(text, made);
-        status = close_file(text);
-    }
-    if (status == TUTTI_OK)
-        status = open_file(options, "plan", &text);
-    if (status == TUTTI_OK && text != NULL) {
-        tu_plan_print(text, &made->plan);
-        status = close_file(text);
-    }
-    return status;
+static void show(const tu_program *made, const tu_program_options *options) {
+    look text;
+    look_open(options, "loops", &text);
+    if (text.to != NULL)
+        tu_program_print(text.to, made);
+    tu_look_close(text.to, text.path);
+    look_open(options, "plan", &text);
+    if (text.to != NULL)
+        tu_plan_print(text.to, &made->plan);
+    tu_look_close(text.to, text.path);
 }
 
 static tutti_status make_steps(tu_program *made, const tu_program_options *options) {
@@ -88,7 +104,9 @@ static tutti_status make_steps(tu_program *made, const tu_program_options *optio
             status = tu_nest_schedule(made->steps[i].nest);
     if (status == TUTTI_OK)
         status = tu_plan_make(made->graph, made->steps, made->step_count, &made->plan);
-    return status == TUTTI_OK ? show(made, options) : status;
+    if (status == TUTTI_OK)
+        show(made, options);
+    return status;
 }
 
 tutti_status tu_program_make(const tt_graph *graph, const tu_program_options *options, tu_program **program) {

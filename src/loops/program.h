@@ -29,7 +29,7 @@ typedef struct tu_program_options {
     bool no_compiler; /* loops are run in blocks by the library's own kernels, without a compiler and without a word */
     const char *name; /* of the files below, and in messages; NULL: "program" */
     /* A folder for the text of the loops, the code and the plan of the memory: <name>.loops, <name>.c, <name>.plan.
-     * NULL or "": none is written. It must exist; what cannot be written there is an error. */
+     * NULL or "": none is written. It must exist; see tu_look_open for what cannot be written there. */
     const char *folder;
 } tu_program_options;
 
@@ -44,6 +44,11 @@ tutti_status tu_program_make(const tt_graph *graph, const tu_program_options *op
 tutti_status tu_program_run(tu_program *program, tt_tensor *const *inputs, tt_tensor **outputs);
 
 void tu_program_release(tu_program *program);
+
+/* A file for those who look inside. What cannot be written is no reason not to run: one warning tells of the first, and
+ * opening gives NULL. Closing takes NULL too. */
+FILE *tu_look_open(const char *path);
+void tu_look_close(FILE *file, const char *path);
 
 /* What it is made of, for people and tests. */
 typedef struct tu_program_counts {

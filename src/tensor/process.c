@@ -6,6 +6,7 @@
 
 #include <cblas.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/pool.h"
 #include "base/result.h"
@@ -17,6 +18,12 @@ typedef struct tallies {
     int64_t tensors, storages, scopes, nodes;
 } tallies;
 
+typedef struct numbered {
+    struct numbered *next;
+    int count;
+    char name[];
+} numbered;
+
 static struct {
     pthread_mutex_t lock; /* guards what is above `handles` */
     bool prepared;        /* for threads that end, and for a fork */
@@ -24,7 +31,8 @@ static struct {
     tu_thread *threads;
     tallies gone; /* of threads that have ended */
     bool holds_pool;
-    atomic_flag told;  /* that loops are not compiled */
+    numbered *names;
+    atomic_flag told[TU_WARNINGS];
     _Atomic int limit; /* of threads that compute, the caller's included; 0: not known yet */
     _Atomic int share; /* of the CPUs that it was found with */
     tu_handle_window handles;
@@ -32,7 +40,7 @@ static struct {
     pthread_mutex_t hooks;
     pthread_mutex_t storages[STORAGE_LOCKS];
 } process = { .lock = PTHREAD_MUTEX_INITIALIZER,
-              .told = ATOMIC_FLAG_INIT,
+              .told = { [0 ... TU_WARNINGS - 1] = ATOMIC_FLAG_INIT },
               .handles = { .lock = PTHREAD_MUTEX_INITIALIZER },
               .devices = { .lock = PTHREAD_MUTEX_INITIALIZER },
               .hooks = PTHREAD_MUTEX_INITIALIZER,
@@ -46,8 +54,31 @@ pthread_mutex_t *tu_process_storage_lock(const tu_storage *storage) {
     return &process.storages[((uintptr_t)storage >> 6) & (STORAGE_LOCKS - 1)];
 }
 
-bool tu_process_tell_once(void) {
-    return !atomic_flag_test_and_set_explicit(&process.told, memory_order_relaxed);
+bool tu_process_tell_once(tu_warning warning) {
+    return !atomic_flag_test_and_set_explicit(&process.told[warning], memory_order_relaxed);
+}
+
+int tu_process_number(const char *name) {
+    pthread_mutex_lock(&process.lock);
+    numbered *one = process.names;
+    while (one != NULL && strcmp(one->name, name) != 0)
+        one = one->next;
+    size_t bytes = sizeof *one + strlen(name) + 1;
+    if (one == NULL && (one = calloc(1, bytes)) != NULL) {
+        strcpy(one->name, name);
+        one->next = process.names;
+        process.names = one;
+    }
+    int count = one != NULL ? ++one->count : 1;
+    pthread_mutex_unlock(&process.lock);
+    return count;
+}
+
+static void free_names(numbered *list) {
+    for (numbered *one = list, *next; one != NULL; one = next) {
+        next = one->next;
+        free(one);
+    }
 }
 
 tu_handle_window *tu_process_handles(void) {
@@ -172,6 +203,8 @@ tutti_status tt_finalize(void) {
     bool held = process.holds_pool;
     process.holds_pool = false;
     atomic_store_explicit(&process.limit, 0, memory_order_relaxed);
+    free_names(process.names);
+    process.names = NULL;
     pthread_mutex_unlock(&process.lock);
     if (held)
         tu_pool_release();

@@ -7,7 +7,8 @@
  *   pool         a hold on the pool of threads that compute, which libtutti owns (base/pool.h)
  *   handles      the window of addresses where handles lie (tensor/handle.h), which outlives tt_finalize
  *   devices      the plug-in for tensors on GPUs, and those that are in use (tensor/on_device.h)
- *   told         whether the one warning about the compiler was given (loops/)
+ *   told         which of the warnings that are given once were given
+ *   numbered     names that were asked for, and how often (of functions that leave files for those who look inside)
  *   locks        for the lists of hooks, and for the lists of collectives that hang on storages
  *
  * Everything else belongs to a thread (tensor/thread.h: scopes, errors, spare memory, the random generator, the open
@@ -43,8 +44,16 @@ void tu_devices_close(tu_process_devices *devices);
 /* How many threads may compute at once, the caller's included. */
 int tu_process_compute_threads(void);
 
-/* True for the first who asks: whether to warn that loops are not compiled, which is said once. */
-bool tu_process_tell_once(void);
+/* True for the first who asks: what is said once. */
+typedef enum tu_warning {
+    TU_WARN_NO_COMPILER, /* loops are not compiled */
+    TU_WARN_NO_FILES,    /* nothing can be written for those who look inside */
+    TU_WARNINGS
+} tu_warning;
+bool tu_process_tell_once(tu_warning warning);
+
+/* How often this name was asked for, this time included. Without memory to count, 1. */
+int tu_process_number(const char *name);
 
 /* Guards the lists that hooks stand in. Never held while a hook runs or ends. */
 pthread_mutex_t *tu_process_hooks_lock(void);

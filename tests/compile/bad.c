@@ -46,6 +46,8 @@ TEST(a_function_that_reads_elements_runs_as_it_is_or_is_an_error) {
     CHECK(tt_compile(reads, NULL, TUTTI_OPTIONS(tt_compile_options, .full = true, .name = "reader"), &fast));
     CHECK(tt_compiled_call(fast, tt_tensors(few)).count == 0);
     CHECK(fails(TUTTI_ERROR_CAPTURE, "item: argument x"));
+    CHECK(strstr(tt_compiled_reason(fast), "its capture failed: ") == tt_compiled_reason(fast));
+    CHECK(strstr(tt_compiled_reason(fast), "item: argument x") != NULL);
     CHECK_EQ(counts_of(fast).eager, 0);
     tt_compiled_release(&fast);
     CHECK_OK(tt_scope_close(&scope));
@@ -256,9 +258,13 @@ TEST(wrong_arguments_are_errors_that_name_them) {
     CHECK(!tt_compile(double_it, NULL, TUTTI_OPTIONS(tt_compile_options, .dynamic = 3), &fast));
     CHECK(fails(TUTTI_ERROR_ARGUMENT, "dynamic is 3"));
     CHECK(!tt_compile(double_it, NULL, TUTTI_OPTIONS(tt_compile_options, .skip = "dead, magic"), &fast));
-    CHECK(fails(TUTTI_ERROR_NOT_FOUND, "skip names the pass \"magic\""));
+    CHECK(fails(TUTTI_ERROR_NOT_FOUND, "skip: there is no pass \"magic\""));
     CHECK(!tt_compile(double_it, NULL, TUTTI_OPTIONS(tt_compile_options, .with = "one_shot=many"), &fast));
-    CHECK(fails(TUTTI_ERROR_NOT_FOUND, "with names the pass \"one_shot=many\""));
+    CHECK(fails(TUTTI_ERROR_ARGUMENT, "with: \"many\" behind the pass one_shot is no number of bytes"));
+    CHECK(!tt_compile(double_it, NULL, TUTTI_OPTIONS(tt_compile_options, .skip = "bucket=many"), &fast));
+    CHECK(fails(TUTTI_ERROR_ARGUMENT, "skip: \"many\" behind the pass bucket is no number of bytes"));
+    CHECK(!tt_compile(double_it, NULL, TUTTI_OPTIONS(tt_compile_options, .skip = "dead,bucket=5"), &fast));
+    CHECK(fails(TUTTI_ERROR_ARGUMENT, "skip: \"bucket=5\" has a limit"));
     CHECK(!tt_compile(double_it, NULL, TUTTI_OPTIONS(tt_compile_options, .name = "a/b"), &fast));
     CHECK(fails(TUTTI_ERROR_ARGUMENT, "name is \"a/b\""));
     CHECK(tt_compile(double_it, NULL, TUTTI_OPTIONS(tt_compile_options, .skip = "dead,common", .with = "functional"),
@@ -351,11 +357,15 @@ TEST(graphs_are_written_before_and_after_each_pass) {
     CHECK_EQ(count_files(folder, "wave.1.forward.00-captured.graph"), 1);
     CHECK_EQ(count_files(folder, "wave.1.backward.00-captured.graph"), 1);
     CHECK(count_files(folder, "-dead.graph") == 2 && count_files(folder, "-sink.graph") == 2);
-    tt_compiled_release(&fast);
-    setenv("TUTTI_COMPILE_DIR", "/nowhere/at/all", 1);
-    CHECK(tt_compile(sin_of, NULL, NULL, &fast));
-    CHECK(tt_compiled_call(fast, tt_tensors(values(3))).count == 0);
-    CHECK(fails(TUTTI_ERROR_SYSTEM, "/nowhere/at/all"));
+    /* Another function of that name, and its second capture. */
+    tt_compiled *other;
+    CHECK(tt_compile(double_it, NULL, TUTTI_OPTIONS(tt_compile_options, .name = "wave"), &other));
+    CHECK(tt_compiled_call(other, tt_tensors(values(3))).count == 1);
+    CHECK(tt_compiled_call(other, tt_tensors(tt_to(values(3), TUTTI_F64))).count == 1);
+    CHECK_EQ(count_files(folder, "wave.1.forward.00-captured.graph"), 1);
+    CHECK_EQ(count_files(folder, "wave-2.1.forward.00-captured.graph"), 1);
+    CHECK_EQ(count_files(folder, "wave-2.2.forward.00-captured.graph"), 1);
+    tt_compiled_release(&other);
     tt_compiled_release(&fast);
     unsetenv("TUTTI_COMPILE_DIR");
     empty_folder(folder);
@@ -411,4 +421,26 @@ TEST(passes_that_were_asked_for_and_find_nothing_are_told_of_once) {
     tt_compiled_release(&asked);
     tt_compiled_release(&other);
     CHECK_OK(tt_scope_close(&scope));
+}
+
+/* Of 9 files and more of each function the first is told of; the results are there. */
+TEST(a_folder_for_graphs_that_cannot_be_written_is_told_of_once) {
+    static const char *const folders[] = { "/nowhere/at/all", "/dev/null" };
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        tt_scope scope = tt_scope_open();
+        tt_compiled *one, *two;
+        char text[4096];
+        setenv("TUTTI_COMPILE_DIR", folders[i], 1);
+        CHECK(tt_compile(double_it, NULL, NULL, &one) && tt_compile(double_it, NULL, NULL, &two));
+        said_by((tt_compiled *const[]){ one, one, two }, 3, text, sizeof text);
+        const char *found = strstr(text, "cannot be written");
+        if (i == 0 ? found == NULL || strstr(text, folders[i]) == NULL || strstr(found + 1, "cannot be written") != NULL
+                   : found != NULL)
+            FAIL("the log is: %s", text);
+        CHECK(counts_of(one).captures == 2 && counts_of(one).eager == 0 && counts_of(two).captures == 1);
+        tt_compiled_release(&one);
+        tt_compiled_release(&two);
+        unsetenv("TUTTI_COMPILE_DIR");
+        CHECK_OK(tt_scope_close(&scope));
+    }
 }

@@ -384,8 +384,8 @@ TEST(loops_and_code_can_be_read_in_a_folder) {
     CHECK(strstr(code, "add_scalar_1 = add_scalar(mul(relu(sub(tanh(add_scalar(mul_scalar(") != NULL);
     CHECK(strstr(code, "return TANH(x);") != NULL);
     tu_program_release(program);
-    CHECK_STATUS(tu_program_make(graph, &(tu_program_options){ .folder = "/proc/nonexistent" }, &program),
-                 TUTTI_ERROR_SYSTEM);
+    CHECK_OK(tu_program_make(graph, &(tu_program_options){ .folder = "/proc/nonexistent" }, &program)); /* a warning */
+    tu_program_release(program);
     tt_graph_release(&graph);
     CHECK_OK(tt_scope_close(&scope));
     remove_folder(folder);

@@ -94,7 +94,7 @@ TEST(wrong_arguments_name_operator_argument_and_shapes) {
         { TUTTI_ERROR_ARGUMENT, "a (input 0) is on the device cpu and b (input 1) on meta" },
         { TUTTI_ERROR_ARGUMENT, "8 dimensions" },
         { TUTTI_ERROR_TYPE, "cannot be written" },
-        { TUTTI_ERROR_ARGUMENT, "expanded" },
+        { TUTTI_ERROR_ARGUMENT, "share one memory location" },
         { TUTTI_ERROR_ARGUMENT, "would need a copy" },
         { TUTTI_ERROR_TYPE, "the same dtype" },
         { TUTTI_ERROR_RANGE, "too large" },
