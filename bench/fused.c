@@ -16,7 +16,8 @@
  *
  * "bare" is what no form can do without, and nothing else: a flag each way and the product; a gather copies the others'
  * shards, which lie in shared memory, to where the product reads them, a scatter copies the others' rows to them past
- * the caches and adds what came. It checks nothing, agrees on nothing, and its memory is there beforehand.
+ * the caches and adds what came. "bare, private" also copies this rank's shard to shared memory first. They check
+ * nothing, agree on nothing, and their memory is there beforehand.
  */
 #include <string.h>
 #include <unistd.h>
@@ -54,9 +55,10 @@ typedef struct settings {
 enum {
     PRODUCT, /* alone */
     BARE,
+    BARE_PRIVATE,
     PAIR,
     FUSED_PRIVATE,
-    FUSED_SYMMETRIC, /* gathers only: where inputs lie does not matter to what is scattered */
+    FUSED_SYMMETRIC,
     FORMS
 };
 
@@ -75,6 +77,11 @@ typedef struct bench {
 } bench;
 
 /* ---- forms ---- */
+
+/* Where inputs lie matters to gathers only. */
+static bool has_form(const bench *of, int form) {
+    return !of->scatter || (form != BARE_PRIVATE && form != FUSED_SYMMETRIC);
+}
 
 static tt_tensor *product(const bench *of, tt_tensor *left) {
     return of->dtype == TUTTI_F8_E4M3 ? tt_scaled_matmul(left, of->right, of->one, of->one, NULL, NULL, TUTTI_BF16)
@@ -113,20 +120,6 @@ static void fetch(char *to, const char *from, size_t bytes) {
     memcpy(to, from, bytes);
 }
 
-static tt_tensor *bare_gather(const bench *of) {
-    int rank = tutti_group_rank(of->group), ranks = tutti_group_size(of->group);
-    size_t bytes = (size_t)tt_numel(of->shard) * tutti_dtype_size(of->dtype);
-    char *rows = tt_data_mut(of->whole);
-    for (int step = 1; step < ranks; step++)
-        check(tutti_peers_signal(of->shards, (rank + step) % ranks, 1, NULL));
-    for (int step = 1; step < ranks; step++) {
-        int from = (rank + step) % ranks;
-        check(tutti_peers_wait_signal(of->shards, from, 1, NULL));
-        fetch(rows + (size_t)from * bytes, tutti_peers_buffer(of->shards, from), bytes);
-    }
-    return product(of, of->whole);
-}
-
 /* Past the caches, where the processor has such stores: its owner has read these lines last. */
 static void hand_over(char *to, const char *from, size_t bytes) {
 #if defined(__x86_64__)
@@ -135,6 +128,22 @@ static void hand_over(char *to, const char *from, size_t bytes) {
     _mm_sfence();
 #endif
     memcpy(to, from, bytes);
+}
+
+static tt_tensor *bare_gather(const bench *of, bool staged) {
+    int rank = tutti_group_rank(of->group), ranks = tutti_group_size(of->group);
+    size_t bytes = (size_t)tt_numel(of->shard) * tutti_dtype_size(of->dtype);
+    char *rows = tt_data_mut(of->whole);
+    if (staged)
+        hand_over(tutti_peers_buffer(of->shards, rank), tt_data(of->shard), bytes);
+    for (int step = 1; step < ranks; step++)
+        check(tutti_peers_signal(of->shards, (rank + step) % ranks, 1, NULL));
+    for (int step = 1; step < ranks; step++) {
+        int from = (rank + step) % ranks;
+        check(tutti_peers_wait_signal(of->shards, from, 1, NULL));
+        fetch(rows + (size_t)from * bytes, tutti_peers_buffer(of->shards, from), bytes);
+    }
+    return product(of, of->whole);
 }
 
 static tt_tensor *bare_scatter(const bench *of) {
@@ -162,7 +171,9 @@ static tt_tensor *run(const bench *of, int form) {
     case PRODUCT:
         return product(of, of->whole);
     case BARE:
-        return of->scatter ? bare_scatter(of) : bare_gather(of);
+        return of->scatter ? bare_scatter(of) : bare_gather(of, false);
+    case BARE_PRIVATE:
+        return bare_gather(of, true);
     case PAIR:
         return of->scatter ? tt_wait(tt_reduce_scatter(product(of, of->whole), TUTTI_SUM, 0, of->group))
                            : product(of, tt_all_gather(of->shard, 0, of->group));
@@ -206,13 +217,17 @@ static double print_ratio(const bench *of, double seconds[FORMS][MOST_ROUNDS], i
     return ratio;
 }
 
-static void print_row(const bench *of, double seconds[FORMS][MOST_ROUNDS], int forms, int rounds) {
+static void print_row(const bench *of, double seconds[FORMS][MOST_ROUNDS], int rounds) {
     double pair = 0, aim = of->scatter ? 1.10 : 1.05;
     bool misses_aim = false, misses_pair = false;
     printf("%-8s %-8s %5lld %5lld %5lld %11.1f", of->scatter ? "scatter" : "gather", tutti_dtype_name(of->dtype),
            (long long)of->rows, (long long)of->columns, (long long)of->depth,
            1e6 * figure(of, seconds[PRODUCT], rounds));
-    for (int form = BARE; form < forms; form++) {
+    for (int form = BARE; form < FORMS; form++) {
+        if (!has_form(of, form)) {
+            printf("  %19s", "");
+            continue;
+        }
         double ratio = print_ratio(of, seconds, form, rounds);
         pair = form == PAIR ? ratio : pair;
         misses_aim = misses_aim || (form > PAIR && ratio > aim);
@@ -222,11 +237,11 @@ static void print_row(const bench *of, double seconds[FORMS][MOST_ROUNDS], int f
     fflush(stdout);
 }
 
-static void compare(const bench *of, int forms) {
+static void compare(const bench *of) {
     tt_scope scope = tt_scope_open();
     tt_tensor *expected = run(of, PAIR);
-    for (int form = BARE; form < forms; form++)
-        if (!tt_allclose(run(of, form), expected, of->dtype == TUTTI_F32 ? 1e-4 : 2e-2, 1e-2)) {
+    for (int form = BARE; form < FORMS; form++)
+        if (has_form(of, form) && !tt_allclose(run(of, form), expected, of->dtype == TUTTI_F32 ? 1e-4 : 2e-2, 1e-2)) {
             fprintf(stderr, "form %d gives another result\n", form);
             exit(1);
         }
@@ -249,7 +264,7 @@ static int rounds_of(const bench *of) {
 
 static void measure(bench *of) {
     tt_scope scope = tt_scope_open();
-    int ranks = tutti_group_size(of->group), forms = of->scatter ? FUSED_SYMMETRIC : FORMS;
+    int ranks = tutti_group_size(of->group);
     static double seconds[FORMS][MOST_ROUNDS];
     tt_dims shape = tt_shape(of->rows / ranks, of->depth);
     of->shard = random_tensor(shape, of->dtype);
@@ -263,13 +278,14 @@ static void measure(bench *of) {
                               of->dtype == TUTTI_F32 ? TUTTI_F32 : TUTTI_BF16, NULL);
     check(tutti_memory_rendezvous(tt_symm_memory(of->placed), of->group, &of->shards));
     check(tutti_memory_rendezvous(tt_symm_memory(of->inbox), of->group, &of->boxes));
-    compare(of, forms);
+    compare(of);
     int rounds = rounds_of(of);
     for (int round = 0; round < rounds; round++)
-        for (int form = 0; form < forms; form++)
-            seconds[form][round] = timed(of, form);
+        for (int form = 0; form < FORMS; form++)
+            if (has_form(of, form))
+                seconds[form][round] = timed(of, form);
     if (tutti_group_rank(of->group) == 0)
-        print_row(of, seconds, forms, rounds);
+        print_row(of, seconds, rounds);
     tutti_peers_release(of->shards);
     tutti_peers_release(of->boxes);
     check(tt_scope_close(&scope));
@@ -294,9 +310,9 @@ static tutti_status bench_main(tutti_world *world, void *argument) {
     bench of = { .with = with, .world = world, .group = tutti_world_group(world) };
     if (tutti_group_rank(of.group) == 0)
         printf("%d ranks of %d threads; ratios to the product alone\n%-8s %-8s %5s %5s %5s %11s  %-19s  %-19s  %-19s  "
-               "%s\n",
-               tutti_group_size(of.group), with->threads, "", "", "M", "N", "K", "product us", "bare", "unfused pair",
-               "fused, private", "fused, symmetric");
+               "%-19s  %s\n",
+               tutti_group_size(of.group), with->threads, "", "", "M", "N", "K", "product us", "bare", "bare, private",
+               "unfused pair", "fused, private", "fused, symmetric");
     for (int scatter = 0; scatter < 2; scatter++)
         for (int i = 0; i < 3; i++) {
             of.scatter = scatter;
