@@ -28,7 +28,9 @@
 struct tu_works {
     tu_collective *state;
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* a work was queued or finished, or the thread shall end */
+    pthread_cond_t wanted; /* the helper has something to do, or shall end: it alone waits for that */
+    pthread_cond_t
+        finished; /* a work was; apart from the above, so that no work wakes a helper that has nothing to do */
     pthread_t thread;
     bool running, ending, finish_open;
     _Atomic bool orphan; /* set by the helper's own thread alone */
@@ -43,7 +45,7 @@ static bool is_orphan(const tu_works *works) {
 
 static void tell(tu_works *works) {
     pthread_mutex_lock(&works->lock);
-    pthread_cond_broadcast(&works->changed);
+    pthread_cond_broadcast(&works->finished);
     pthread_mutex_unlock(&works->lock);
 }
 
@@ -123,7 +125,8 @@ void tu_works_resume(tu_works *works) {
 
 static void free_works(tu_works *works) {
     pthread_mutex_destroy(&works->lock);
-    pthread_cond_destroy(&works->changed);
+    pthread_cond_destroy(&works->wanted);
+    pthread_cond_destroy(&works->finished);
     free(works);
 }
 
@@ -136,7 +139,7 @@ static void *help(void *argument) {
     pthread_mutex_lock(&works->lock);
     while (!works->ending) {
         if (works->first == NULL && !works->finish_open) {
-            pthread_cond_wait(&works->changed, &works->lock);
+            pthread_cond_wait(&works->wanted, &works->lock);
             continue;
         }
         works->finish_open = false;
@@ -196,7 +199,8 @@ static tutti_status get_works(tu_collective *state, tu_works **found) {
         pthread_condattr_t attributes;
         pthread_condattr_init(&attributes);
         pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-        pthread_cond_init(&works->changed, &attributes);
+        pthread_cond_init(&works->wanted, NULL);
+        pthread_cond_init(&works->finished, &attributes);
         pthread_condattr_destroy(&attributes);
         tu_works *none = NULL;
         if (!atomic_compare_exchange_strong_explicit(&state->works, &none, works, memory_order_acq_rel,
@@ -230,7 +234,7 @@ void tu_works_stop(tu_works *works) {
     if (orphan)
         atomic_store_explicit(&works->orphan, true, memory_order_relaxed);
     pthread_t thread = works->thread;
-    pthread_cond_broadcast(&works->changed);
+    pthread_cond_signal(&works->wanted);
     pthread_mutex_unlock(&works->lock);
     if (orphan) {
         pthread_detach(thread);
@@ -315,7 +319,7 @@ tutti_status tu_works_queue(tutti_work *work) {
         else
             works->first = work;
         works->last = work;
-        pthread_cond_broadcast(&works->changed);
+        pthread_cond_signal(&works->wanted);
     }
     pthread_mutex_unlock(&works->lock);
     return status;
@@ -413,7 +417,7 @@ static bool stand_by(tutti_work *work, int64_t deadline) {
     until = until < deadline ? until : deadline;
     struct timespec time = { .tv_sec = until / TU_SECOND, .tv_nsec = until % TU_SECOND };
     pthread_mutex_lock(&works->lock);
-    while (!tu_work_done(work) && pthread_cond_timedwait(&works->changed, &works->lock, &time) == 0)
+    while (!tu_work_done(work) && pthread_cond_timedwait(&works->finished, &works->lock, &time) == 0)
         ;
     pthread_mutex_unlock(&works->lock);
     return tu_work_done(work);
@@ -516,7 +520,7 @@ void tu_works_adopt(tutti_work *work) {
     pthread_mutex_lock(&works->lock);
     if (ensure_thread(works) == TUTTI_OK) {
         works->finish_open = true;
-        pthread_cond_broadcast(&works->changed);
+        pthread_cond_signal(&works->wanted);
     }
     pthread_mutex_unlock(&works->lock);
 }

@@ -2,6 +2,7 @@
  *
  * Works: several in flight, in order, whoever finishes them; their errors go to who waits; batches.
  */
+#include <dirent.h>
 #include <pthread.h>
 #include <tutti/collective.h>
 #include <tutti/memory.h>
@@ -255,6 +256,57 @@ TEST_WORLD(a_batch_of_small_all_reduces_equals_single_calls, 3) {
         CHECK_EQ(gathered[i], i / 3);
     CHECK_OK(tutti_batch_begin(group, &batch));
     tutti_batch_cancel(batch);
+}
+
+/* ---- the helper ---- */
+
+/* How often the helper threads of this process have gone to sleep so far. */
+static long helper_sleeps(void) {
+    long all = 0;
+    DIR *tasks = opendir("/proc/self/task");
+    CHECK(tasks != NULL);
+    for (const struct dirent *one; (one = readdir(tasks)) != NULL;) {
+        char path[300], line[128];
+        snprintf(path, sizeof path, "/proc/self/task/%s/status", one->d_name);
+        FILE *status = fopen(path, "r");
+        bool helper = false;
+        while (status != NULL && fgets(line, sizeof line, status) != NULL) {
+            helper = helper || strcmp(line, "Name:\ttutti-works\n") == 0;
+            if (helper && strncmp(line, "voluntary_ctxt_switches:", 24) == 0)
+                all += strtol(line + 24, NULL, 10);
+        }
+        if (status != NULL)
+            fclose(status);
+    }
+    closedir(tasks);
+    return all;
+}
+
+/* Waking a thread costs a system call and the processor that others compute on. */
+TEST_WORLD(works_that_are_finished_by_their_owner_do_not_wake_the_helper, 2) {
+    enum {
+        COUNT = 200000
+    };
+    tutti_group *group = tutti_world_group(world);
+    int *large = calloc(COUNT, 4), in = 1, out;
+    tutti_work *work;
+    CHECK_OK(tutti_all_reduce(group, large, large, COUNT, TUTTI_I32, TUTTI_SUM,
+                              TUTTI_OPTIONS(tutti_call, .work = &work))); /* queued: a helper is there from now on */
+    CHECK_OK(tutti_work_wait(work, 0));
+    tutti_work_release(work);
+    CHECK_OK(tutti_barrier(group, NULL));
+    while (helper_sleeps() == 0) /* it has not come to that yet */
+        usleep(1000);
+    long before = helper_sleeps();
+    for (int i = 0; i < MANY; i++) {
+        CHECK_OK(tutti_all_reduce(group, &in, &out, 1, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        CHECK_OK(tutti_work_wait(work, 0));
+        CHECK_EQ(out, 2);
+        tutti_work_release(work);
+    }
+    CHECK(helper_sleeps() - before < MANY / 10); /* the first work may still have been on the helper's mind */
+    CHECK_OK(tutti_barrier(group, NULL));
+    free(large);
 }
 
 /* ---- threads of one rank ---- */
