@@ -54,6 +54,13 @@ tt_tensor *tu_pow_scalar_slope(tt_tensor *grad, tt_tensor *x, double exponent) {
     return tt_mul(grad, tt_mul_scalar(tt_pow_scalar(x, exponent - 1), exponent));
 }
 
+/* grad where x is its own result, so that bounds count as they are in the dtype of x. */
+tt_tensor *tu_clamp_slope(tt_tensor *grad, tt_tensor *x, double low, double high) {
+    if (!(low <= high))
+        return tt_zeros_like(grad);
+    return tt_where(tt_eq(x, tt_clamp(x, low, high)), grad, tt_number(0));
+}
+
 /* Of complex x: grad times the unit number in x's direction, which 0 has not. */
 tt_tensor *tu_abs_slope(tt_tensor *grad, tt_tensor *x) {
     if (x == NULL || !tu_is_complex(x->dtype))

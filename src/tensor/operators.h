@@ -39,6 +39,7 @@ tt_tensor *tu_conjugate(tt_tensor *x);
 tt_tensor *tu_sample_state(void);
 /* Formulas that are more than a line. */
 tt_tensor *tu_pow_scalar_slope(tt_tensor *grad, tt_tensor *x, double exponent);
+tt_tensor *tu_clamp_slope(tt_tensor *grad, tt_tensor *x, double low, double high);
 tt_tensor *tu_abs_slope(tt_tensor *grad, tt_tensor *x);
 /* Derivatives of gradients; see second.c. */
 tt_tensor *tu_silu_second(tt_tensor *x);

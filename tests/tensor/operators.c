@@ -458,6 +458,12 @@ TEST(bounds_and_weights_at_their_limits_mean_what_they_say) {
     tt_tensor *x = floats(tt_shape(3), (double[]){ -1, 0, 1 });
     CHECK(IS(tt_clamp(x, 2, -2), -2, -2, -2));
     CHECK(IS(tt_isnan(tt_clamp(x, NAN, 1)), 1, 1, 1));
+    tt_tensor *edge = tt_require_grad(tt_to(floats(tt_shape(3), (double[]){ -1.47, -1.4, -1.5 }), TUTTI_BF16), true);
+    CHECK(tt_backward(tt_sum(tt_clamp(edge, -3, -1.47)), NULL)); /* a bound is what it is in the tensor's type */
+    CHECK(IS(tt_grad(edge), 1, 0, 1));
+    tt_tensor *crossed = tt_require_grad(floats(tt_shape(3), (double[]){ -2, 0, 2 }), true);
+    CHECK(tt_backward(tt_sum(tt_clamp(crossed, 2, -2)), NULL));
+    CHECK(IS(tt_grad(crossed), 0, 0, 0));
     tt_tensor *far = floats(tt_shape(1), (double[]){ 1e8 }), *near = floats(tt_shape(1), (double[]){ 0.1 });
     CHECK(tt_equal(tt_lerp(far, near, 1), near) && tt_equal(tt_lerp(far, near, 0), far));
     tt_tensor *q = tt_full(tt_shape(1, 2, 4), 30, TUTTI_F32, NULL),
