@@ -1,22 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory for tensor data, reused within a thread: a training step asks for the same sizes again and again, and fresh
- * pages cost more than the arithmetic on them. A block is rounded up to its class: multiples of 64 bytes up to 1 KiB,
- * then eight steps per power of two. At most SPARE_LIMIT bytes are kept.
+ * Memory for tensor data. Small blocks are reused within a thread: a training step asks for the same sizes again and
+ * again. A block is rounded up to its class: multiples of 64 bytes up to 1 KiB, then eight steps per power of two. At
+ * most SPARE_LIMIT bytes are kept. Large blocks are cut from segments: see large.c.
  */
 #include <stdlib.h>
-#include <sys/mman.h>
 
+#include "tensor/large.h"
 #include "tensor/thread.h"
 
 #define SPARE_LIMIT ((size_t)1 << 30)
-#define HUGE_PAGE ((size_t)2 << 20)
 
 typedef struct tu_block {
     struct tu_block *next;
 } tu_block;
 
-/* The class of a size, and its rounded size. -1: too large to keep. */
+/* The class of a size below TU_LARGE_BYTES, and its rounded size. */
 static int class_of(size_t bytes, size_t *rounded) {
     if (bytes <= 1024) {
         size_t steps = bytes == 0 ? 1 : (bytes + 63) / 64;
@@ -27,34 +26,25 @@ static int class_of(size_t bytes, size_t *rounded) {
     size_t step = ((size_t)1 << power) / 8;
     size_t steps = (bytes - ((size_t)1 << power) + step - 1) / step; /* 1..8 */
     *rounded = ((size_t)1 << power) + steps * step;
-    int bin = 16 + (power - 10) * 8 + (int)steps - 1;
-    return bin < TU_BINS ? bin : -1;
+    return 16 + (power - 10) * 8 + (int)steps - 1;
 }
-
-static void *fresh(size_t bytes) {
-    if (bytes < 2 * HUGE_PAGE)
-        return aligned_alloc(64, bytes);
-    void *data = aligned_alloc(HUGE_PAGE, (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
-    if (data != NULL)
-        madvise(data, bytes, MADV_HUGEPAGE); /* a wish; without it the pages are small */
-    return data;
-}
+_Static_assert(TU_BINS == 16 + 10 * 8 && TU_LARGE_BYTES == 1 << 20, "a bin for each class of small blocks");
 
 void *tu_block_alloc(tu_thread *self, size_t bytes) {
-    if (bytes > SIZE_MAX / 2)
-        return NULL;
+    if (bytes >= TU_LARGE_BYTES)
+        return tu_large_alloc(bytes);
     size_t rounded;
     int bin = class_of(bytes, &rounded);
-    if (bin >= 0 && self->registered && self->bins[bin] != NULL) {
+    if (self->registered && self->bins[bin] != NULL) {
         tu_block *block = self->bins[bin];
         self->bins[bin] = block->next;
         self->spare_bytes -= rounded;
         return block;
     }
-    void *data = fresh(rounded);
+    void *data = aligned_alloc(64, rounded);
     if (data == NULL && self->spare_bytes > 0) {
         tu_block_trim(self);
-        data = fresh(rounded);
+        data = aligned_alloc(64, rounded);
     }
     return data;
 }
@@ -62,9 +52,13 @@ void *tu_block_alloc(tu_thread *self, size_t bytes) {
 void tu_block_free(tu_thread *self, void *data, size_t bytes) {
     if (data == NULL)
         return;
+    if (bytes >= TU_LARGE_BYTES) {
+        tu_large_free(data, bytes);
+        return;
+    }
     size_t rounded;
     int bin = class_of(bytes, &rounded);
-    if (bin < 0 || !self->registered || self->spare_bytes + rounded > SPARE_LIMIT) {
+    if (!self->registered || self->spare_bytes + rounded > SPARE_LIMIT) {
         free(data);
         return;
     }
@@ -83,4 +77,5 @@ void tu_block_trim(tu_thread *self) {
         }
     }
     self->spare_bytes = 0;
+    tu_large_trim();
 }

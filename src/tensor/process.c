@@ -11,6 +11,7 @@
 #include "base/pool.h"
 #include "base/result.h"
 #include "tensor/handle.h"
+#include "tensor/large.h"
 
 #define STORAGE_LOCKS 64 /* a power of two; a storage uses the one that its address says */
 
@@ -36,12 +37,14 @@ static struct {
     _Atomic int limit; /* of threads that compute, the caller's included; 0: not known yet */
     _Atomic int share; /* of the CPUs that it was found with */
     tu_handle_window handles;
+    tu_large large;
     tu_process_devices devices;
     pthread_mutex_t hooks;
     pthread_mutex_t storages[STORAGE_LOCKS];
 } process = { .lock = PTHREAD_MUTEX_INITIALIZER,
               .told = { [0 ... TU_WARNINGS - 1] = ATOMIC_FLAG_INIT },
               .handles = { .lock = PTHREAD_MUTEX_INITIALIZER },
+              .large = { .lock = PTHREAD_MUTEX_INITIALIZER },
               .devices = { .lock = PTHREAD_MUTEX_INITIALIZER },
               .hooks = PTHREAD_MUTEX_INITIALIZER,
               .storages = { [0 ... STORAGE_LOCKS - 1] = PTHREAD_MUTEX_INITIALIZER } };
@@ -83,6 +86,10 @@ static void free_names(numbered *list) {
 
 tu_handle_window *tu_process_handles(void) {
     return &process.handles;
+}
+
+tu_large *tu_process_large(void) {
+    return &process.large;
 }
 
 tu_process_devices *tu_process_devices_get(void) {
@@ -127,6 +134,7 @@ static void reset_in_child(void) {
     tu_thread *self = tu_self();
     pthread_mutex_init(&process.lock, NULL);
     pthread_mutex_init(&process.handles.lock, NULL);
+    pthread_mutex_init(&process.large.lock, NULL);
     pthread_mutex_init(&process.hooks, NULL);
     pthread_mutex_init(&process.devices.lock, NULL);
     for (int i = 0; i < STORAGE_LOCKS; i++)

@@ -6,6 +6,7 @@
  *   threads      those that use tensors, for tt_count, and what ended ones left on the books
  *   pool         a hold on the pool of threads that compute, which libtutti owns (base/pool.h)
  *   handles      the window of addresses where handles lie (tensor/handle.h), which outlives tt_finalize
+ *   large        the segments that large blocks of memory are cut from (tensor/large.h)
  *   devices      the plug-in for tensors on GPUs, and those that are in use (tensor/on_device.h)
  *   told         which of the warnings that are given once were given
  *   numbered     names that were asked for, and how often (of functions that leave files for those who look inside)
@@ -31,6 +32,9 @@ int tu_process_add_thread(tu_thread *self);
 
 /* Where handles lie. */
 struct tu_handle_window *tu_process_handles(void);
+
+/* Segments of large blocks. */
+struct tu_large *tu_process_large(void);
 
 /* The devices other than the CPU. Opening is under the lock; a device that is there stays until tt_finalize. */
 typedef struct tu_process_devices {

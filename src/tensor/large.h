@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Large blocks of memory for tensors: cut from segments that all threads of the process share. See large.c.
+ */
+#ifndef TU_TENSOR_LARGE_H
+#define TU_TENSOR_LARGE_H
+
+#include <pthread.h>
+#include <stddef.h>
+
+#define TU_LARGE_BYTES ((size_t)1 << 20) /* blocks of so many bytes and more are large */
+
+/* A part of the process's object: see process.h. */
+typedef struct tu_large {
+    pthread_mutex_t lock;
+    struct tu_segment **at; /* by age */
+    size_t count, capacity;
+    size_t spare_units; /* of all segments */
+} tu_large;
+
+void *tu_large_alloc(size_t bytes); /* 64 KiB aligned; NULL when there is none */
+/* `bytes` is what it was asked for with. Any thread may free it. */
+void tu_large_free(void *data, size_t bytes);
+/* Gives what no block uses back to the system. */
+void tu_large_trim(void);
+
+#endif

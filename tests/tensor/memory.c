@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory of large tensors: what some leave serves others of any size, threads share it, and it goes back to the system.
+ */
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "support.h"
+
+#define MEGABYTE ((size_t)1 << 20)
+
+static tt_tensor *of_bytes(size_t bytes) {
+    return tt_empty(tt_shape((int64_t)bytes), TUTTI_U8, NULL);
+}
+
+static bool is_mapped(const void *data) {
+    unsigned char resident;
+    return mincore((void *)((uintptr_t)data & ~(uintptr_t)4095), 1, &resident) == 0;
+}
+
+TEST(a_large_block_is_made_of_what_smaller_ones_left) {
+    const void *first = NULL, *between = NULL;
+    tt_memory_trim();
+    tt_scope scope = tt_scope_open();
+    for (int i = 0; i < 8; i++) {
+        const void *data = tt_data(of_bytes(3 * MEGABYTE / 2));
+        first = i == 0 ? data : first;
+        between = i == 3 ? data : between;
+    }
+    CHECK_OK(tt_scope_close(&scope));
+    scope = tt_scope_open();
+    CHECK(tt_data(of_bytes(12 * MEGABYTE)) == first);
+    CHECK_OK(tt_scope_close(&scope));
+    scope = tt_scope_open();
+    tt_tensor *below = of_bytes(9 * MEGABYTE / 2), *above = of_bytes(2 * MEGABYTE);
+    CHECK(tt_data(below) == first && tt_data(above) == between);
+    CHECK((uintptr_t)tt_data(of_bytes(MEGABYTE + 1)) % 65536 == 0);
+    done(&scope);
+}
+
+TEST(a_free_run_between_two_blocks_is_found_again) {
+    tt_memory_trim();
+    tt_scope scope = tt_scope_open();
+    tt_tensor *left = of_bytes(2 * MEGABYTE);
+    tt_tensor *middle = tt_keep(of_bytes(3 * MEGABYTE)), *right = of_bytes(2 * MEGABYTE);
+    const char *was = tt_data(middle);
+    CHECK(was == (const char *)tt_data(left) + 2 * MEGABYTE && tt_data(right) == was + 3 * MEGABYTE);
+    tt_scope inner = tt_scope_open(); /* the scope's reference is still there */
+    tt_storage_resize(middle, 0);
+    CHECK(tt_data(of_bytes(4 * MEGABYTE)) != was); /* too long for it */
+    CHECK(tt_data(of_bytes(MEGABYTE)) == was);
+    CHECK(tt_data(of_bytes(2 * MEGABYTE)) == was + MEGABYTE);
+    CHECK_OK(tt_scope_close(&inner));
+    tt_release(middle);
+    done(&scope);
+}
+
+TEST(what_is_spare_goes_back_to_the_system) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *stays = tt_keep(tt_full(tt_shape(3 * (int64_t)MEGABYTE), 7, TUTTI_U8, NULL));
+    tt_full(tt_shape(6 * (int64_t)MEGABYTE), 1, TUTTI_U8, NULL);
+    const void *alone = tt_data(of_bytes(40 * MEGABYTE)); /* in a segment of its own */
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK(is_mapped(alone));
+    tt_memory_trim();
+    CHECK(!is_mapped(alone) && is_mapped(tt_data(stays)));
+    scope = tt_scope_open();
+    CHECK(all_are(stays, 7));
+    CHECK_OK(tt_scope_close(&scope));
+    const void *last = tt_data(stays);
+    tt_release(stays);
+    tt_memory_trim();
+    CHECK(!is_mapped(last));
+}
+
+/* ---- threads ---- */
+
+enum {
+    THREADS = 4,
+    PLACES = 6
+};
+typedef struct exchange {
+    pthread_mutex_t lock;
+    tt_tensor *at[PLACES]; /* filled with the number of their place */
+} exchange;
+
+typedef struct member {
+    exchange *all;
+    unsigned state;
+    int rounds;
+    bool right;
+} member;
+
+static unsigned draw(member *self) {
+    return self->state = self->state * 1664525u + 1013904223u;
+}
+
+/* The first, the last, and some bytes between. */
+static bool is_filled(tt_tensor *x, int value) {
+    const unsigned char *data = tt_data(x);
+    int64_t count = tt_numel(x);
+    bool right = data != NULL && data[count - 1] == value;
+    for (int64_t i = 0; right && i < count; i += 4096)
+        right = data[i] == value;
+    return right;
+}
+
+/* Takes what lies in a place, which another thread may have made, looks at it and lets it go; leaves a new one. */
+static void *run_member(void *argument) {
+    member *self = argument;
+    self->right = true;
+    for (int i = 0; i < self->rounds && self->right; i++) {
+        int place = (int)(draw(self) >> 16) % PLACES;
+        int64_t count = (int64_t)(MEGABYTE + (draw(self) >> 8) % (4 * MEGABYTE));
+        tt_scope scope = tt_scope_open();
+        tt_tensor *made = tt_keep(tt_full(tt_shape(count), place, TUTTI_U8, NULL));
+        pthread_mutex_lock(&self->all->lock);
+        tt_tensor *taken = self->all->at[place];
+        self->all->at[place] = made;
+        pthread_mutex_unlock(&self->all->lock);
+        self->right = taken == NULL || is_filled(taken, place);
+        tt_release(taken);
+        self->right = tt_scope_close(&scope) == TUTTI_OK && self->right;
+    }
+    return NULL;
+}
+
+TEST(threads_share_large_blocks_and_none_lie_over_each_other) {
+    exchange all = { PTHREAD_MUTEX_INITIALIZER, { NULL } };
+    member members[THREADS];
+    pthread_t threads[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        members[i] = (member){ &all, (unsigned)i + 1, test_sanitized() ? 20 : 100, false };
+        CHECK_EQ(pthread_create(&threads[i], NULL, run_member, &members[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK(members[i].right);
+    }
+    for (int i = 0; i < PLACES; i++)
+        tt_release(all.at[i]);
+}
+
+/* ---- failures ---- */
+
+static tutti_status make_three(void *unused) {
+    (void)unused;
+    tt_memory_trim();
+    tt_scope scope = tt_scope_open();
+    of_bytes(2 * MEGABYTE);
+    of_bytes(20 * MEGABYTE);
+    of_bytes(15 * MEGABYTE);
+    return tt_scope_close(&scope);
+}
+
+TEST(no_memory_for_a_large_tensor_is_an_error) {
+    tt_scope scope = tt_scope_open();
+    CHECK(of_bytes((size_t)1 << 50) == NULL);
+    expect_error(TUTTI_ERROR_MEMORY, "a tensor");
+    done(&scope);
+    test_fail_each("malloc,calloc,realloc,aligned_alloc,mmap", make_three, NULL);
+}
