@@ -311,6 +311,17 @@ static void show_links(const tu_backend *backend, const char *name, int devices)
     }
 }
 
+/* The library behind a backend: "NCCL 2.28.9 (/usr/lib/libnccl.so.2): …". */
+static void show_library(const char *name, const tu_backend *backend) {
+    char label[64], text[1024] = "";
+    if (backend == NULL || backend->describe == NULL)
+        return;
+    backend->describe(&tu_backend_host_table, text, sizeof text);
+    snprintf(label, sizeof label, "%s library", name);
+    if (text[0] != 0)
+        row(label, text, false);
+}
+
 typedef struct shown_backends {
     tutti_world *world;
     int count;
@@ -318,7 +329,7 @@ typedef struct shown_backends {
 
 static void show_backend(const char *name, void *argument) {
     shown_backends *shown = argument;
-    const tu_backend *backend;
+    const tu_backend *backend = NULL;
     int devices = 0;
     char text[2600];
     if (tu_backend_find(shown->world, name, &backend) != TUTTI_OK)
@@ -329,6 +340,7 @@ static void show_backend(const char *name, void *argument) {
         snprintf(text, sizeof text, "works, %d device%s", devices, devices == 1 ? "" : "s");
     row(name, text, false);
     shown->count++;
+    show_library(name, backend);
     if (devices > 0 && backend->memory != NULL && backend->memory->links != NULL)
         show_links(backend, name, devices);
 }

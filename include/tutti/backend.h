@@ -17,6 +17,7 @@
 #include <stddef.h>
 
 #include <tutti/call.h>
+#include <tutti/group.h>
 #include <tutti/world.h>
 
 #ifdef __cplusplus
@@ -43,6 +44,16 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_backend_grow(tutti_world *world, cons
 /* Makes a module of the program's own kernels (a CUmodule) ready for the library's device functions, such as those of
  * nvshmem.h. Local. The backend must be open; one without such functions is TUTTI_ERROR_UNSUPPORTED. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_backend_module(tutti_world *world, const char *name, void *module);
+
+/* Lends a communicator of the program's own library (an ncclComm_t) to the group's collectives and symmetric memory by
+ * that backend, in place of one that Tutti would make. Local; every member gives one before the group's first use of
+ * the backend (after it: TUTTI_ERROR_STATE), or none does (else that first use is TUTTI_ERROR_MISMATCH). Its size and
+ * rank must be the group's. It must be non-blocking (ncclConfig_t.blocking = 0), so that no call stays inside the
+ * library beyond its deadline. It stays the program's: Tutti never frees it, and it must live until the group is
+ * released. When the group ends by an error, Tutti revokes it (ncclCommRevoke, NCCL 2.28): nothing runs on it any
+ * more, and the program destroys it. A backend without communicators is TUTTI_ERROR_UNSUPPORTED. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_backend_communicator(tutti_group *group, const char *name,
+                                                                void *communicator);
 
 #ifdef __cplusplus
 }

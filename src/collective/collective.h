@@ -118,6 +118,7 @@ struct tu_task {
     uint64_t ticket;    /* of the recorder; 0 until it is recorded: tu_task_record */
     bool entered;
     bool agreed;    /* it failed alike on all ranks: ends nothing */
+    bool met;       /* all members have come to it, on the host: tu_task_meet */
     bool skipped;   /* of a batch: an injected fault leaves it out */
     uint64_t given; /* several tasks as one: how many of them, from the first, have their inputs; 0: it is one task */
     uint64_t valid; /* the least that any rank has given: so many have their results */
@@ -356,6 +357,9 @@ tutti_status tu_task_fill(tu_task *task);
 /* The first and the last step, for works, whose steps lie apart. */
 tutti_status tu_task_enter(tu_task *task);
 tutti_status tu_task_leave(tu_task *task, tutti_status status);
+
+/* Meets all members on the host and compares their calls, once; in a turn: meet.c. */
+tutti_status tu_task_meet(tu_task *task);
 
 /* ---- the executor shm: shm.c ---- */
 

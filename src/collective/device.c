@@ -64,11 +64,15 @@ static device_executor *executor_of(const tu_task *task) {
 
 static const tu_executor adapter, host_adapter;
 
+/* Whether the backend's executor has a flag set: an older plug-in's table ends before it. */
+#define SAYS(table, flag) ((table)->size >= offsetof(tu_device_executor, flag) + sizeof(table)->flag && (table)->flag)
+
 static void make_executor(device_executor *executor, const tu_backend_opened *backend,
                           const tu_backend_streams *streams, void *streams_state) {
     executor->executor = streams != NULL ? adapter : host_adapter;
     snprintf(executor->executor.name, sizeof executor->executor.name, "%s", backend->table->name);
     executor->table = backend->table->executor;
+    executor->executor.takes_turns = executor->executor.takes_turns || SAYS(executor->table, meets);
     executor->streams = streams;
     executor->streams_state = streams_state;
     executor->state = backend->state;
@@ -505,9 +509,7 @@ static tutti_status check_message(const tu_task *task, const device_executor *ex
                         "%s by executor %s needs a rank and a tag: TUTTI_ANY_SOURCE and TUTTI_ANY_TAG are for memory "
                         "of the CPU, by shm",
                         task->row->name, task->executor->name);
-    const tu_device_executor *table = executor->table;
-    bool strided = table->size >= offsetof(tu_device_executor, strided) + sizeof table->strided && table->strided;
-    if (task->strided.block != 0 && !strided)
+    if (task->strided.block != 0 && !SAYS(executor->table, strided))
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: executor %s takes no elements that lie apart", task->row->name,
                         executor->executor.name);
     if (atomic_load_explicit(&executor->prepared, memory_order_acquire) == NULL)
@@ -560,6 +562,11 @@ static tutti_status prepare_once(device_executor *executor, tutti_group *group, 
 static tutti_status prepare(tu_task *task) {
     device_executor *executor = executor_of(task);
     tu_task_record(task);
+    if (SAYS(executor->table, meets) && task->row->kind != TU_KIND_MESSAGE) {
+        tutti_status status = tu_task_meet(task);
+        if (status != TUTTI_OK)
+            return status;
+    }
     if (atomic_load_explicit(&executor->prepared, memory_order_acquire) != NULL) /* pairs with prepare_once */
         return TUTTI_OK;
     return prepare_once(executor, task->group, task->device_index, tu_task_deadline(task));
@@ -627,10 +634,10 @@ static tutti_status fork_stream(device_executor *executor, void *after, void **s
 }
 
 /* On the executor's own stream, ordered after the caller's, and an event behind it. */
-static tutti_status start(tutti_work *work) {
+static tutti_status start_in_turn(tutti_work *work) {
     tu_task *task = &work->task;
     device_executor *executor = executor_of(task);
-    tutti_status status = tu_task_enter(task);
+    tutti_status status = task->entered ? TUTTI_OK : tu_task_enter(task);
     if (status != TUTTI_OK)
         return status;
     status = prepare(task);
@@ -642,6 +649,23 @@ static tutti_status start(tutti_work *work) {
     return status == TUTTI_OK
                ? executor->streams->mark(executor->streams_state, executor->device_index, task->stream, &work->event)
                : status;
+}
+
+/* Where the executor meets on the host, the number and the meeting must come in the same order on all ranks. */
+static tutti_status start(tutti_work *work) {
+    tu_task *task = &work->task;
+    if (!task->executor->takes_turns || task->row->kind == TU_KIND_MESSAGE)
+        return start_in_turn(work);
+    tutti_status status = tu_turn_take(task->state, task->timeout_ns);
+    if (status != TUTTI_OK)
+        return status;
+    tu_works *works = tu_works_drain(task->state);
+    status = tu_task_enter(task);
+    tu_works_resume(works);
+    if (status == TUTTI_OK)
+        status = start_in_turn(work);
+    tu_collective_unlock(task->state);
+    return status;
 }
 
 static tutti_status check_prepared(device_executor *executor, tutti_group *group) {

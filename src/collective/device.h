@@ -103,6 +103,9 @@ typedef struct tu_device_executor {
      * through the backend. */
     tutti_status (*check)(void *prepared);
     bool strided; /* sends and receives whose elements lie apart; false in older plug-ins, which do not know of them */
+    /* `run` wants all members to have come on the host, with the same call: its library hangs or worse when one does
+     * not. Then calls of a group come one after the other, and each waits for all ranks before it is enqueued. */
+    bool meets;
 } tu_device_executor;
 
 /* ---- the way there: device.c ---- */

@@ -94,6 +94,7 @@ typedef struct tu_backend_host {
     void (*group_end)(tutti_group *group);           /* with this thread's error; the first cause wins */
     int64_t (*timeout)(tutti_group *group,
                        int64_t call_timeout_ns); /* the first of call, group and world that is set */
+    const char *(*error_message)(void);          /* of this thread's last error */
 } tu_backend_host;
 
 typedef struct tu_backend_request {
@@ -256,6 +257,11 @@ typedef struct tu_backend {
     tutti_status (*grow)(void *state, tutti_group *world, size_t bytes, int64_t deadline);
     /* Makes a module of the program's kernels ready for the library's device functions; NULL: there are none. */
     tutti_status (*module)(void *state, void *module);
+    /* A communicator of the program's own for the group, which has none yet; NULL: the backend takes none. */
+    tutti_status (*communicator)(void *state, tutti_group *group, void *communicator);
+    /* One line about the library behind the backend, for `tutti info`: its version, where it lies, what it can. Empty
+     * where there is nothing to tell; it writes no error. NULL: likewise. */
+    void (*describe)(const tu_backend_host *host, char *text, size_t bytes);
 } tu_backend;
 
 /* The built-in one: backend/shm. */

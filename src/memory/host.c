@@ -101,4 +101,5 @@ const tu_backend_host tu_backend_host_table = {
     .group_cause = tu_group_cause,
     .group_end = host_group_end,
     .timeout = host_timeout,
+    .error_message = tutti_error_message,
 };

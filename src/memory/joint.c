@@ -254,3 +254,20 @@ tutti_status tutti_backend_module(tutti_world *world, const char *name, void *mo
         status = tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s has no functions for the kernels of programs", name);
     return status == TUTTI_OK ? backend->module(state, module) : status;
 }
+
+tutti_status tutti_backend_communicator(tutti_group *group, const char *name, void *communicator) {
+    if (group == NULL || group == TUTTI_NON_GROUP_MEMBER)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_backend_communicator needs a group that this rank is in");
+    int64_t timeout_ns;
+    TU_INSIDE(group->world);
+    tutti_status status = begin_call(group->world, "tutti_backend_communicator", name, NULL, &timeout_ns);
+    if (status == TUTTI_OK && communicator == NULL)
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_backend_communicator needs a communicator");
+    const tu_backend *backend;
+    void *state;
+    if (status == TUTTI_OK)
+        status = tu_backend_open(group->world, name, &backend, &state);
+    if (status == TUTTI_OK && backend->communicator == NULL)
+        status = tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s takes no communicators of programs", name);
+    return status == TUTTI_OK ? backend->communicator(state, group, communicator) : status;
+}

@@ -112,3 +112,9 @@ extern "C" __global__ void tutti_follow(const __grid_constant__ tu_cuda_follow_a
         }
     }
 }
+
+/* Streams that use it on one word are ordered among each other: it has one writer. */
+extern "C" __global__ void tutti_mark(const __grid_constant__ tu_cuda_mark_args args) {
+    uint64_t *word = (uint64_t *)args.word;
+    store_release64(word, *(volatile uint64_t *)word + 1); /* pairs with the loads of a watcher on the host */
+}

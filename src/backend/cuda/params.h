@@ -221,6 +221,11 @@ typedef struct tu_cuda_copy_args {
     uint64_t to, from, bytes;
 } tu_cuda_copy_args;
 
+/* Counts up a word of pinned memory: the stream has come here. */
+typedef struct tu_cuda_mark_args {
+    uint64_t word;
+} tu_cuda_mark_args;
+
 /* Lets a stream go on when the thread blocks of earlier operations, on other streams, have ended. */
 typedef struct tu_cuda_follow_args {
     tu_cuda_group_words group;

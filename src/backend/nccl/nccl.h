@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside the NCCL backend: one communicator per (group, device), collectives on it, and symmetric memory by windows.
+ *
+ * What is no business of NCCL's (devices, streams, events, signals, puts and gets through the addresses of peers) is
+ * the CUDA backend's: its host side and its kernels are part of this plug-in, and a tu_nccl begins with a tu_cuda.
+ *
+ * NCCL waits for ever where a rank does not come, and two ranks that call different things hang or corrupt memory. So
+ * nobody enters it before Tutti has seen on the host that all ranks make the same call (tu_device_executor.meets); all
+ * communicators are non-blocking, so that every call of NCCL comes back; and a watcher ends a group's communicator when
+ * a rank has died, the group has ended, or the stream has been in an operation until its deadline.
+ */
+#ifndef TU_NCCL_NCCL_H
+#define TU_NCCL_NCCL_H
+
+#include "cuda.h"
+#include "library.h"
+
+typedef struct tu_nccl_group tu_nccl_group;
+
+/* A communicator of the program's, for a group that has not used NCCL yet. */
+typedef struct tu_nccl_brought {
+    const tutti_group *group;
+    ncclComm_t comm;
+    struct tu_nccl_brought *next;
+} tu_nccl_brought;
+
+typedef struct tu_nccl {
+    tu_cuda cuda; /* first: functions of the CUDA backend take this for theirs */
+    tu_nccl_library library;
+    pthread_mutex_t lock;  /* the list of groups */
+    tu_nccl_group *groups; /* under lock, and so is: */
+    tu_nccl_brought *brought;
+    pthread_t watcher; /* watch.c */
+    pthread_mutex_t watch_lock;
+    pthread_cond_t watch_wake;
+    bool watch_stop, watched; /* under watch_lock */
+} tu_nccl;
+
+/* How far the stream has come in a group's operations: pinned memory, counted up by kernels before and behind each
+ * operation, also in graphs that are replayed. */
+typedef struct tu_nccl_marks {
+    uint64_t begun, ended;
+} tu_nccl_marks;
+
+#define TU_NCCL_REMEMBERED 256
+
+/* What was put into streams, for messages. */
+typedef struct tu_nccl_said {
+    uint64_t number; /* from 1, of this group's operations in streams */
+    uint64_t sequence;
+    uint32_t operation;
+    int64_t timeout_ns;
+} tu_nccl_said;
+
+/* A group on a device: its communicator. */
+struct tu_nccl_group {
+    tu_nccl *nccl;
+    tutti_group *group;
+    int rank, size;
+    int device_index;
+    tu_cuda_device *device;
+    char name[64];
+    bool brought; /* the communicator is the program's: never freed here */
+    tu_nccl_group *next;
+
+    pthread_mutex_t lock; /* everything below: calls of NCCL on this communicator come one after the other */
+    ncclComm_t comm;      /* NULL: not made, or aborted */
+    bool aborted;
+    CUstream last_stream; /* of the last operation, where last_event has been recorded */
+    CUevent last_event;
+    bool last_recorded;
+    CUdeviceptr scratch; /* on the device; for barriers and inputs in place */
+    size_t scratch_bytes;
+    tu_nccl_marks *marks;   /* pinned */
+    CUdeviceptr marks_here; /* the same for kernels */
+    uint64_t number;        /* operations so far */
+    tu_nccl_said said[TU_NCCL_REMEMBERED];
+
+    /* The watcher's own. */
+    tu_nccl_marks seen; /* at its last look */
+    int64_t since;      /* when it first saw these */
+};
+
+/* ---- group.c ---- */
+/* Collective and bounded on first need. device_index -1 is the current one. */
+tutti_status tu_nccl_group_get(tu_nccl *nccl, tutti_group *group, int device_index, int64_t deadline,
+                               tu_nccl_group **result);
+/* The same where it has been made, else NULL. */
+tu_nccl_group *tu_nccl_group_find(tu_nccl *nccl, const tutti_group *group);
+/* A communicator of the program's for the group: taken at its first use. */
+tutti_status tu_nccl_bring(void *state, tutti_group *group, void *communicator);
+/* Stops what is under way, and later calls of NCCL. The caller holds on->lock. */
+void tu_nccl_abort(tu_nccl_group *on);
+void tu_nccl_forget(void *state, tutti_group *group);
+void tu_nccl_groups_free(tu_nccl *nccl);
+
+/* What the last call of NCCL returned, as this thread's error. */
+tutti_status tu_nccl_error(const tu_nccl_group *on, ncclResult_t result, const char *what);
+/* Waits, bounded, until NCCL has done what `result` says is under way. Aborts the communicator when it has not. The
+ * caller holds on->lock. */
+tutti_status tu_nccl_settle(tu_nccl_group *on, ncclResult_t result, int64_t deadline, const char *what);
+
+/* ---- watch.c ---- */
+void tu_nccl_watch_start(tu_nccl *nccl);
+void tu_nccl_watch(tu_nccl *nccl); /* the thread, on first need */
+void tu_nccl_watch_stop(tu_nccl *nccl);
+
+/* ---- memory.c ---- */
+extern const tu_backend_memory tu_nccl_memory;
+
+/* ---- collective.c ---- */
+extern const tu_device_executor tu_nccl_executor;
+/* What ended the group, as this thread's error. */
+tutti_status tu_nccl_check(void *state, tutti_group *group);
+
+#endif
