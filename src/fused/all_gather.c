@@ -217,6 +217,7 @@ typedef struct products {
     tutti_dtype dtype;
     tu_right *rights; /* one per matrix */
     char *whole;      /* where A is put together, or NULL */
+    tu_matrix *parts; /* where each rank's shard lies, if panels are multiplied without being put together; or NULL */
     bool last;        /* gathered along the last dimension */
 } products;
 
@@ -233,6 +234,27 @@ static tutti_status place_shard(void *context, int rank, const tu_shard *shard) 
     tu_fused_place_rows(job->whole + (size_t)first * size, stride, tu_fused_shard(shard, job->rows, job->depth),
                         job->rows, job->depth, size);
     return TUTTI_OK;
+}
+
+/* Our own products take a panel's shards where they lie. */
+static tutti_status note_shard(void *context, int rank, const tu_shard *shard) {
+    const products *job = context;
+    job->parts[rank] = tu_fused_shard(shard, job->rows, job->depth);
+    return TUTTI_OK;
+}
+
+static tutti_status multiply_parts(const products *job, const tu_team_job *rows) {
+    size_t size = tu_dtype_bytes[job->dtype];
+    tutti_status status = TUTTI_OK;
+    for (int i = 1; i < job->call->input_count && status == TUTTI_OK; i++) {
+        const tu_right *right = &job->rights[i - 1];
+        char *out = (char *)tu_pointer(job->call->outputs[i]) +
+                    (size_t)((rows->first * job->rows + rows->row) * right->columns) * size;
+        if (job->call->outputs[i]->numel > 0)
+            status = tu_product_of_parts(job->dtype, job->parts + rows->first, job->rows, rows->row, rows->rows,
+                                         right->columns, job->depth, right->matrix, out, right->columns);
+    }
+    return status;
 }
 
 /* `left` (rows, depth) with each matrix: rows of the results from `row` on. */
@@ -276,6 +298,8 @@ static tutti_status multiply_rows(void *context, const tu_team_job *rows) {
         return job->last ? multiply_part(job, left, rows->rows, rows->row, rows->first * job->depth)
                          : multiply(job, left, rows->rows, first + rows->row);
     }
+    if (job->parts != NULL)
+        return multiply_parts(job, rows);
     int64_t depth = job->last ? job->panels.ranks * job->depth : job->depth;
     left = (tu_matrix){ job->whole + (size_t)((first + rows->row) * depth) * size, depth, 1 };
     return multiply(job, left, rows->rows, first + rows->row);
@@ -290,11 +314,11 @@ static tu_right right_of(const tt_tensor *rhs) {
     return (tu_right){ rhs->dtype, rhs->sizes[1], rhs->sizes[0], tu_fused_matrix(rhs), NULL, 0 };
 }
 
-static bool all_packed_once(const tu_call *call) {
+static bool all_packed_once(const tu_call *call, int64_t rows) {
     bool all = true;
     for (int i = 1; i < call->input_count; i++) {
         tu_right right = right_of(call->inputs[i]);
-        all = all && tu_right_pays(&right);
+        all = all && tu_right_pays(&right, rows);
     }
     return all;
 }
@@ -306,7 +330,7 @@ static products products_of(const tu_call *call, const tt_tensor *front, bool la
                      .dtype = front->dtype,
                      .whole = return_a ? tu_pointer(call->outputs[0]) : NULL,
                      .last = last };
-    job.panels = tu_fused_panels(tutti_group_size(group), job.rows, all_packed_once(call));
+    job.panels = tu_fused_panels(tutti_group_size(group), job.rows, all_packed_once(call, job.rows));
     if (last && !tu_symm_test_mode()) /* columns: one by one, or all at once */
         job.panels.count = adds_up(job.dtype) ? job.panels.ranks : 1;
     return job;
@@ -328,10 +352,29 @@ static tutti_status open_rights(products *job) {
     memset(job->rights, 0, bytes);
     for (int i = 0; i < job->call->input_count - 1 && status == TUTTI_OK; i++) {
         job->rights[i] = right_of(job->call->inputs[i + 1]);
-        if (!job->last && job->panels.count > 1 && job->rows > 0)
-            status = tu_right_open(&job->rights[i]);
+        if (!job->last && by_shards(job) && job->rows > 0)
+            status = tu_right_open(&job->rights[i], job->rows);
     }
     return status;
+}
+
+/* Memory for panels of several ranks, unless they lie in A: our own products need no more than where the shards lie.
+ * Returns its bytes. */
+static size_t open_panels(products *job, void **room, tutti_status *status) {
+    bool apart = tu_product_is_ours(job->dtype) && !job->last && job->depth > 0;
+    size_t ranks = (size_t)job->panels.ranks,
+           bytes = apart ? ranks * sizeof *job->parts
+                         : ranks * (size_t)(job->rows * job->depth) * tu_dtype_bytes[job->dtype];
+    *room = NULL;
+    if (*status != TUTTI_OK || by_shards(job) || job->whole != NULL)
+        return 0;
+    if ((*room = tu_block_alloc(tu_self(), bytes)) == NULL)
+        *status = tu_error_memory("a gathered matrix", bytes);
+    else if (apart)
+        job->parts = *room;
+    else
+        job->whole = *room;
+    return bytes;
 }
 
 static void pack_rights(void *context) {
@@ -362,20 +405,20 @@ static tutti_status run_products(tu_call *call, int gather_dim, bool return_a, t
     if (front == NULL)
         return tu_fused_refuse(group, call->entry->name, TUTTI_ERROR_MEMORY);
     products job = products_of(call, front, last, return_a, group);
-    size_t bytes = (size_t)(job.rows * job.depth * job.panels.ranks) * tu_dtype_bytes[job.dtype];
-    void *panel = NULL;
+    void *room;
     tu_fused_signature signature = sign(call, gather_dim);
     tutti_status status = open_rights(&job);
-    if (status == TUTTI_OK && !by_shards(&job) && job.whole == NULL &&
-        (job.whole = panel = tu_block_alloc(tu_self(), bytes)) == NULL)
-        status = tu_error_memory("a gathered matrix", bytes);
+    size_t bytes = open_panels(&job, &room, &status);
     tu_gather gather = { .who = call->entry->name,
                          .group = group,
                          .signature = &signature,
                          .count = 1,
                          .tensors = { front },
                          .in_order = last && by_shards(&job),
-                         .consume = job.whole != NULL ? place_shard : NULL,
+                         .consume = job.whole != NULL   ? place_shard
+                                    : job.parts != NULL ? note_shard
+                                                        : NULL,
+                         .notes_places = job.parts != NULL,
                          .work = multiply_rows,
                          .rows = job.rows,
                          .same_rows = last,
@@ -390,7 +433,7 @@ static tutti_status run_products(tu_call *call, int gather_dim, bool return_a, t
         status = tu_fused_refuse(group, call->entry->name, status);
     }
     close_rights(&job);
-    tu_block_free(tu_self(), panel, bytes);
+    tu_block_free(tu_self(), room, bytes);
     tu_tensor_drop(front);
     return status;
 }

@@ -42,6 +42,9 @@ typedef struct tu_gather {
     bool in_order; /* from rank 0 on, instead of this rank first */
     /* Called once for each rank, on one thread at a time. */
     tutti_status (*consume)(void *context, int rank, const tu_shard *shards);
+    /* It notes where shards lie, and the work on a panel reads them there: those of a panel that is not complete when
+     * shards move are consumed once more. */
+    bool notes_places;
     /* What is done with all that was consumed, or NULL: rows of the shards of one rank, or, where panels have several
      * ranks, of those of a panel, which have all been consumed. */
     tu_team_work *work;

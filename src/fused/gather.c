@@ -392,6 +392,16 @@ static tutti_status stage_again(gathering *run) {
     return tutti_barrier(state->group, NULL);
 }
 
+/* The shards have moved: whoever noted where they lie, and has not worked on them yet, must be told anew. */
+static void forget_places(gathering *run) {
+    const tu_panels panels = run->plan->panels;
+    for (int panel = 0; run->plan->notes_places && panel < panels.count; panel++) {
+        int first = tu_panel_first(panels, panel), end = tu_panel_first(panels, panel + 1);
+        if (!is_complete(run, first, end))
+            memset(run->state->done + first, 0, (size_t)(end - first) * sizeof *run->state->done);
+    }
+}
+
 static bool reads_in_place(const gathering *run) {
     bool any = false;
     for (int i = 0; i < run->plan->count; i++)
@@ -407,6 +417,9 @@ static tutti_status run_agreed(gathering *run) {
         status = stage_again(run);
     if (status != TUTTI_OK)
         return status;
+    if (!can)
+        forget_places(run);
+    consume_own(run);
     for (int step = run->plan->in_order ? 0 : 1; step < state->size; step++) {
         int rank = run->plan->in_order ? step : (state->rank + step) % state->size;
         if (!state->done[rank])

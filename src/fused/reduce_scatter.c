@@ -219,7 +219,7 @@ tutti_status tu_fused_matmul_reduce_scatter_cpu(tu_call *call) {
     tu_fused_sign_number(&signature, " along dimension", dim);
     tu_fused_sign_tensor(&signature, " into", out);
     int64_t rows = out->numel > 0 ? job.rows : 0;
-    tutti_status status = job.last || !is_cut(rows, job.rhs.depth) ? TUTTI_OK : tu_right_open(&job.rhs);
+    tutti_status status = job.last || !is_cut(rows, job.rhs.depth) ? TUTTI_OK : tu_right_open(&job.rhs, rows);
     tu_scatter scatter = tu_fused_scatter_of(&job.block, who, attributes->group, rows, &job.rhs, !job.last);
     scatter.signature = &signature;
     scatter.by_library = tu_gemm_is_of_library(out->dtype);

@@ -4,18 +4,24 @@
  */
 #include "fused/right.h"
 
-/* What stays in the caches from one product to the next; of a larger one a copy costs more than it saves. */
-#define MOST_BYTES ((size_t)8 << 20)
+#include "tensor/process.h"
 
-bool tu_right_pays(const tu_right *right) {
+/* What stays in the caches from one product to the next; of a larger one a copy costs more than it saves. Few rows save
+ * less than it costs to write, and read again, what does not stay in the caches of one core. */
+#define MOST_BYTES ((size_t)8 << 20)
+#define MOST_BYTES_OF_FEW_ROWS ((size_t)1 << 20)
+#define FEW_ROWS 512
+
+bool tu_right_pays(const tu_right *right, int64_t rows) {
+    size_t most = rows < FEW_ROWS && tu_process_compute_threads() == 1 ? MOST_BYTES_OF_FEW_ROWS : MOST_BYTES;
     return right->columns > 0 && right->depth > 0 && tu_product_is_ours(right->dtype) &&
-           tu_product_packed_bytes(right->dtype, right->columns, right->depth) <= MOST_BYTES;
+           tu_product_packed_bytes(right->dtype, right->columns, right->depth) <= most;
 }
 
-tutti_status tu_right_open(tu_right *right) {
+tutti_status tu_right_open(tu_right *right, int64_t rows) {
     right->packed = NULL;
     right->bytes = 0;
-    if (!tu_right_pays(right))
+    if (!tu_right_pays(right, rows))
         return TUTTI_OK;
     size_t bytes = tu_product_packed_bytes(right->dtype, right->columns, right->depth);
     right->packed = tu_block_alloc(tu_self(), bytes);

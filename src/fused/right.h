@@ -16,10 +16,11 @@ typedef struct tu_right {
     size_t bytes; /* of it */
 } tu_right;
 
-/* Whether it is packed once for several products: our own, and not too large. The fields before `packed` are set. */
-bool tu_right_pays(const tu_right *right);
+/* Whether it is packed once for several products of `rows` rows each: our own, and not too large for that. The fields
+ * before `packed` are set. */
+bool tu_right_pays(const tu_right *right, int64_t rows);
 /* Reserves memory where that pays; tu_right_pack fills it, before the first product. */
-tutti_status tu_right_open(tu_right *right);
+tutti_status tu_right_open(tu_right *right, int64_t rows);
 void tu_right_pack(const tu_right *right);
 void tu_right_close(tu_right *right);
 

@@ -5,7 +5,6 @@
 #include "fused/workspace.h"
 
 #include <pthread.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,18 +29,25 @@ static void hash_bytes(tu_fused_signature *signature, const void *data, size_t b
         signature->hash = (signature->hash ^ at[i]) * 0x100000001b3u;
 }
 
-/* Adds to the words alone. Three dots end those that are cut. */
-static void say(tu_fused_signature *signature, const char *format, ...) TUTTI_PRINTF(2, 3);
-static void say(tu_fused_signature *signature, const char *format, ...) {
-    size_t room = sizeof signature->text - signature->used;
-    va_list arguments;
-    va_start(arguments, format);
-    int wanted = vsnprintf(signature->text + signature->used, room, format, arguments);
-    va_end(arguments);
-    bool fits = wanted >= 0 && (size_t)wanted < room;
-    signature->used += fits ? (size_t)wanted : room - 1;
-    if (!fits)
+/* Adds to the words alone, which every call makes anew: so not by printf. Three dots end those that are cut. */
+static void say(tu_fused_signature *signature, const char *words) {
+    size_t room = sizeof signature->text - signature->used - 1, length = strlen(words);
+    memcpy(signature->text + signature->used, words, length < room ? length : room);
+    signature->used += length < room ? length : room;
+    if (length > room)
         memcpy(signature->text + sizeof signature->text - sizeof "...", "...", sizeof "...");
+}
+
+static void say_number(tu_fused_signature *signature, int64_t number) {
+    char digits[24], *at = digits + sizeof digits - 1;
+    uint64_t rest = number < 0 ? -(uint64_t)number : (uint64_t)number;
+    *at = 0;
+    do
+        *--at = (char)('0' + rest % 10);
+    while ((rest /= 10) > 0);
+    if (number < 0)
+        *--at = '-';
+    say(signature, at);
 }
 
 tu_fused_signature tu_fused_sign(const char *who) {
@@ -57,19 +63,28 @@ void tu_fused_sign_text(tu_fused_signature *signature, const char *text) {
 
 void tu_fused_sign_data(tu_fused_signature *signature, const char *words, const void *data, size_t bytes) {
     hash_bytes(signature, data, bytes);
-    say(signature, "%s", words);
+    say(signature, words);
 }
 
 void tu_fused_sign_number(tu_fused_signature *signature, const char *words, int64_t number) {
     hash_bytes(signature, &number, sizeof number);
-    say(signature, "%s %lld", words, (long long)number);
+    say(signature, words);
+    say(signature, " ");
+    say_number(signature, number);
 }
 
 void tu_fused_sign_tensor(tu_fused_signature *signature, const char *words, const tt_tensor *x) {
     int64_t kind[2] = { x->dtype, x->ndim };
     hash_bytes(signature, kind, sizeof kind);
     hash_bytes(signature, x->sizes, (size_t)x->ndim * sizeof x->sizes[0]);
-    say(signature, "%s %s %s", words, tutti_dtype_name(x->dtype), tu_dims_text(x->ndim, x->sizes));
+    say(signature, words);
+    say(signature, " ");
+    say(signature, tutti_dtype_name(x->dtype));
+    for (int i = 0; i < x->ndim; i++) {
+        say(signature, i == 0 ? " [" : ", ");
+        say_number(signature, x->sizes[i]);
+    }
+    say(signature, x->ndim > 0 ? "]" : " []");
 }
 
 /* ---- a group's state ---- */
@@ -279,8 +294,10 @@ tutti_status tu_fused_publish(tu_fused *state, const tu_fused_signature *signatu
     tu_fused_record *own = &state->own;
     own->signature = signature->hash;
     own->status = (int32_t)status;
-    snprintf(own->text, sizeof own->text, "%.*s", (int)sizeof own->text - 1,
-             status == TUTTI_OK ? signature->text : tutti_error_message());
+    if (status == TUTTI_OK)
+        memcpy(own->text, signature->text, sizeof own->text);
+    else
+        snprintf(own->text, sizeof own->text, "%.*s", (int)sizeof own->text - 1, tutti_error_message());
     tutti_call call = TUTTI_CALL_INIT;
     state->work = NULL;
     call.work = &state->work;

@@ -48,6 +48,12 @@ bool tu_product_is_ours(tutti_dtype dtype);
 tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
                         tu_matrix right, bool add, void *out, int64_t out_stride, tu_epilogue *epilogue);
 
+/* A left matrix in parts of `part_rows` rows that lie apart, each where it likes: rows [first, first + rows) of all of
+ * them, one part behind the other. The bits of tu_product. Sizes above 0. */
+tutti_status tu_product_of_parts(tutti_dtype dtype, const tu_matrix *parts, int64_t part_rows, int64_t first,
+                                 int64_t rows, int64_t columns, int64_t depth, tu_matrix right, void *out,
+                                 int64_t out_stride);
+
 /* One right matrix for several products, each of few rows, which would spend much of their time on packing it: packed
  * once, into memory of the caller's. Products with it have the bits of tu_product. Sizes above 0. */
 size_t tu_product_packed_bytes(tutti_dtype dtype, int64_t columns, int64_t depth);

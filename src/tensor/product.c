@@ -27,6 +27,8 @@ typedef struct product {
     int64_t element; /* bytes */
     int64_t rows, columns, depth;
     tu_matrix left, right;
+    const tu_matrix *parts; /* of the left one, which lie apart and have `part_rows` rows each; NULL: it is `left` */
+    int64_t part_rows, base_row, inner; /* of all parts, the first row that is multiplied; of the depth, this block's */
     char *out;
     int64_t out_stride;
     bool add;
@@ -37,9 +39,32 @@ typedef struct product {
     _Atomic bool out_of_memory;
 } product;
 
+/* Rows from `row` to `last` of parts that lie apart: whole tiles of one part at once, and a tile that several parts
+ * share from each of them. */
+static void pack_parts(const product *job, int64_t row, int64_t last) {
+    int64_t tile = job->kernels->tile_rows;
+    while (row < last) {
+        int64_t at = job->base_row + job->first_row + row, in_part = at % job->part_rows, in_tile = row % tile,
+                run = job->part_rows - in_part < last - row ? job->part_rows - in_part : last - row;
+        if (in_tile != 0 && run > tile - in_tile)
+            run = tile - in_tile;
+        else if (in_tile == 0 && run > tile)
+            run = run / tile * tile;
+        const tu_matrix *part = &job->parts[at / job->part_rows];
+        const char *from = (const char *)part->data + (in_part * part->row + job->inner * part->column) * job->element;
+        job->kernels->pack_left[job->type](run, job->depth, from, part->row, part->column,
+                                           job->packed + ((row - in_tile) * job->depth + in_tile) * job->element);
+        row += run;
+    }
+}
+
 static void pack_tiles(void *context, int64_t begin, int64_t end) {
     const product *job = context;
     int64_t tile = job->kernels->tile_rows, last = end * tile < job->rows ? end * tile : job->rows;
+    if (job->parts != NULL) {
+        pack_parts(job, begin * tile, last);
+        return;
+    }
     job->kernels->pack_left[job->type](
         last - begin * tile, job->depth, (const char *)job->left.data + begin * tile * job->left.row * job->element,
         job->left.row, job->left.column, job->packed + begin * tile * job->depth * job->element);
@@ -100,7 +125,7 @@ static bool multiply_block(product *job) {
     int64_t wide = job->kernels->panel[job->type], panels = (job->columns + wide - 1) / wide;
     size_t bytes = packed_bytes(tiles * tile * job->depth * job->element);
     job->packed = NULL;
-    if (panels > FEW_PANELS) {
+    if (panels > FEW_PANELS || job->parts != NULL) {
         if ((job->packed = tu_block_alloc(tu_self(), bytes)) == NULL)
             return false;
         tu_parallel(tiles, 1 + LEAST / (tile * job->depth), pack_tiles, job);
@@ -129,8 +154,10 @@ static bool multiply_rows(product *job, const product *whole, int64_t first, int
     job->out += first * job->out_stride * job->element;
     for (int64_t begin = 0; begin < whole->depth; begin += TU_PRODUCT_DEPTH) {
         job->depth = whole->depth - begin < TU_PRODUCT_DEPTH ? whole->depth - begin : TU_PRODUCT_DEPTH;
-        job->left.data =
-            (const char *)whole->left.data + (first * job->left.row + begin * job->left.column) * job->element;
+        job->inner = begin;
+        if (whole->parts == NULL)
+            job->left.data =
+                (const char *)whole->left.data + (first * job->left.row + begin * job->left.column) * job->element;
         if (whole->packed_right != NULL)
             job->packed_right = whole->packed_right + begin * padded_columns(whole) * job->element;
         else
@@ -186,6 +213,19 @@ tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_
     if (whole.epilogue != NULL)
         whole.epilogue->begin(whole.epilogue, out);
     return multiply_all(&whole, add);
+}
+
+tutti_status tu_product_of_parts(tutti_dtype dtype, const tu_matrix *parts, int64_t part_rows, int64_t first,
+                                 int64_t rows, int64_t columns, int64_t depth, tu_matrix right, void *out,
+                                 int64_t out_stride) {
+    product whole = product_of(dtype, rows, columns, depth);
+    whole.parts = parts;
+    whole.part_rows = part_rows;
+    whole.base_row = first;
+    whole.right = right;
+    whole.out = out;
+    whole.out_stride = out_stride;
+    return multiply_all(&whole, false);
 }
 
 /* ---- one right matrix and several left ones ---- */

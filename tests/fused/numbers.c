@@ -81,6 +81,49 @@ TEST_WORLD(products_of_many_rows_have_the_bits_of_the_matmul_of_each_ranks_rows,
     END;
 }
 
+/* A right matrix that is not packed once for all: our own products take a panel's shards where they lie, which is in
+ * symmetric memory, in a workspace that may have to grow first, by rows, by columns, or with gaps; others put them
+ * together. */
+static void check_large_right(tutti_world *world, tutti_group *group, tutti_dtype dtype, int64_t rows, int panels) {
+    enum {
+        DEPTH = 500,
+        COLUMNS = 560
+    };
+    int rank = tutti_group_rank(group);
+    tt_tensor *wide = uniform(tt_shape(rows, DEPTH + 3), dtype, rank), *shard = tt_narrow(wide, 1, 1, DEPTH),
+              *dense = tt_contiguous(shard), *right = uniform(tt_shape(DEPTH, COLUMNS), dtype, 20),
+              *low = uniform(tt_shape(DEPTH, 5), dtype, 21),
+              *turned = tt_transpose(tt_contiguous(tt_transpose(dense, 0, 1)), 0, 1),
+              *forms[] = { shard, dense, rank % 2 ? turned : dense, symmetric(world, dense), symmetric(world, turned) },
+              *all;
+    int cuts = same_in_any_shape(dtype) ? 1 : panels;
+    tt_tensor *gathered = tt_all_gather(dense, 0, group), *expected = by_panels(gathered, right, cuts),
+              *expected_low = by_panels(gathered, low, cuts);
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
+        for (int round = 0; round < 2; round++) {
+            tt_tensor_list found =
+                tt_fused_all_gather_matmul(forms[i], tt_tensors(low, right), 0, group, round == 0 ? NULL : &all);
+            CHECK_EQ(found.count, 2);
+            CHECK(tt_equal(found.at[0], expected_low));
+            CHECK(tt_equal(found.at[1], expected));
+        }
+    CHECK(tt_equal(all, gathered));
+}
+
+TEST_WORLD_THREADS(a_large_right_matrix_is_multiplied_with_the_shards_of_a_panel_where_they_lie, 6) {
+    BEGIN;
+    check_large_right(world, group, TUTTI_F64, 37, 1);
+    check_large_right(world, group, TUTTI_F32, test_sanitized() ? 37 : 190, test_sanitized() ? 1 : 2);
+    END;
+}
+
+TEST_WORLD(a_large_right_matrix_is_multiplied_with_shards_of_processes, 3) {
+    BEGIN;
+    check_large_right(world, group, TUTTI_F32, 50, 1);
+    check_large_right(world, group, TUTTI_F64, 21, 1);
+    END;
+}
+
 /* Products of f8 are exact in f32: the same bits in any blocking. */
 TEST_WORLD_THREADS(scaled_products_have_the_bits_of_the_unfused_pair_in_panels_too, 6) {
     BEGIN;
