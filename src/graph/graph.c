@@ -364,6 +364,10 @@ static tutti_status check_vertex(const char *who, const tu_vertex *vertex, bool 
         if (made[result->number] || result->maker != vertex)
             return tu_error(TUTTI_ERROR_STATE, "%s: %s is made twice", who, result->name);
         made[result->number] = true;
+        const tu_value *base = vertex->entry->flags & TU_VIEW ? vertex->operands[0].value : NULL;
+        if (base != NULL && result->storage != base->storage)
+            return tu_error(TUTTI_ERROR_STATE, "%s: %s looks at %s, and is said to have memory of its own", who,
+                            result->name, base->name);
     }
     return status;
 }

@@ -163,7 +163,7 @@ tutti_status tu_pass_common(tt_graph *graph, size_t bytes) {
             continue;
         }
         for (int i = 0; i < vertex->result_count; i++)
-            tu_value_replace(graph, vertex->results[i], kept[at - 1]->results[i]);
+            tu_value_become(graph, vertex->results[i], kept[at - 1]->results[i]);
         tu_vertex_erase(graph, vertex);
     }
     trace_end(&of);
@@ -203,12 +203,9 @@ tutti_status tu_pass_copies(tt_graph *graph, size_t bytes) {
         if (!is_idle(vertex, &of))
             continue;
         tu_value *from = vertex->operands[0].value, *to = vertex->results[0];
-        for (tu_value *value = graph->values; value != NULL; value = value->next)
-            if (value->storage == to->storage && value != to)
-                value->storage = from->storage;
         of.kept[from->storage] = of.kept[to->storage];
         of.written[from->storage] = of.written[from->storage] || of.written[to->storage];
-        tu_value_replace(graph, to, from);
+        tu_value_become(graph, to, from);
         tu_vertex_erase(graph, vertex);
     }
     trace_end(&of);

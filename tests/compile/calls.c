@@ -66,3 +66,29 @@ TEST(gradients_are_compiled_too) {
         CHECK_OK(tt_scope_close(&scope));
     }
 }
+
+/* What is computed twice is computed once, and lives as long as the view of the second. */
+static int looked_at_twice(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *x = inputs.at[0], *weight = inputs.at[1];
+    tt_tensor *first = tt_matmul(tt_exp(x), weight);
+    tt_tensor *view = tt_view(tt_exp(x), tt_shape(tt_numel(x)));
+    for (int i = 0; i < 3; i++) /* memory of before is taken for these */
+        first = tt_matmul(tt_tanh(first), weight);
+    outputs[0] = tt_mul(view, tt_view(first, tt_shape(tt_numel(x))));
+    return 1;
+}
+
+TEST(a_common_expression_lives_as_long_as_the_views_of_both) {
+    EACH_MODE {
+        tt_scope scope = tt_scope_open();
+        tt_compiled *fast = compile(looked_at_twice, NULL, modes[mode]);
+        tt_tensor *x = tt_view(values(64), tt_shape(8, 8)), *weight = tt_sin(x), *expected;
+        looked_at_twice(tt_tensors(tt_mul_scalar(x, 0.1), weight), &expected, NULL);
+        tt_tensor_list results = tt_compiled_call(fast, tt_tensors(tt_mul_scalar(x, 0.1), weight));
+        CHECK(results.count == 1 && tt_equal(results.at[0], expected));
+        CHECK_EQ(tt_graph_count_of(tt_compiled_graph(fast, TT_FORWARD), "exp"), mode == 2 ? 2 : 1);
+        tt_compiled_release(&fast);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+}
