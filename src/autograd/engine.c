@@ -488,9 +488,10 @@ static tutti_status compute(backward *run, task *one, tt_tensor **results) {
     bool any = false;
     for (int i = 0; i < one->slots; i++)
         any = any || one->grads[i] != NULL;
-    if (node->released)
+    bool runs = any || node->sees_nothing;
+    if (runs && node->released)
         return tu_pending_take(tu_node_freed_error(node));
-    if (any || node->sees_nothing)
+    if (runs)
         node->run(node, one->grads, results);
     tutti_status status = tu_self()->pending;
     for (int i = 0; i < node->input_count && status == TUTTI_OK; i++) {

@@ -194,18 +194,22 @@ static tu_node *make_node(tu_entry *entry, tt_tensor *const *inputs, tt_tensor *
 }
 
 /* Results become results of the node, and so do inputs that the function wrote. One that is a view cannot be written in
- * place with a gradient: the node does not know of the change. */
+ * place with a gradient: the node does not know of the change. Views come last: a base with a new node would take it
+ * for a change. */
 static tutti_status attach(tu_entry *entry, tt_tensor *const *inputs, tt_tensor *const *outputs) {
     tu_node *node = make_node(entry, inputs, outputs);
     if (node == NULL)
         return TUTTI_ERROR_MEMORY;
     tutti_status status = TUTTI_OK;
-    for (int i = 0; i < node->output_count && status == TUTTI_OK; i++) {
-        tt_tensor *x = at_target(&entry->captured.tangents[i], inputs, outputs);
-        if (tu_base_of(x) != NULL)
-            tu_history_at(x)->mark = TU_MARK_CUSTOM;
-        status = tu_history_set(x, node, i);
-    }
+    for (int views = 0; views < 2; views++)
+        for (int i = 0; i < node->output_count && status == TUTTI_OK; i++) {
+            tt_tensor *x = at_target(&entry->captured.tangents[i], inputs, outputs);
+            if ((tu_base_of(x) != NULL) != (views == 1))
+                continue;
+            if (views == 1)
+                tu_history_at(x)->mark = TU_MARK_CUSTOM;
+            status = tu_history_set(x, node, i);
+        }
     tu_node_drop(node);
     return status;
 }

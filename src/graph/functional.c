@@ -204,18 +204,30 @@ static tutti_status rewrite(tt_graph *graph, memory *all, int storages) {
     return status;
 }
 
-/* Outputs are what their memory has become; an input that was written gets it back, and is itself returned. */
-static tutti_status write_back(tt_graph *graph, memory *all, int storages) {
-    for (int i = 0; i < graph->output_count; i++) {
-        tu_value *value = graph->outputs[i].value;
-        if (value == NULL || value->storage >= storages || all[value->storage].base->maker == NULL)
+/* Outputs are what their memory has become; one value that is returned twice stays one. */
+static tutti_status renew_outputs(tt_graph *graph, const memory *all, int storages) {
+    tu_value **before = malloc(((size_t)graph->output_count + 1) * sizeof *before);
+    tutti_status status = before != NULL ? TUTTI_OK : tu_error_memory("a pass", sizeof *before);
+    for (int i = 0; i < graph->output_count && status == TUTTI_OK; i++) {
+        tu_operand *output = &graph->outputs[i];
+        before[i] = output->value;
+        if (before[i] == NULL || before[i]->storage >= storages || all[before[i]->storage].base->maker == NULL)
             continue;
-        graph->outputs[i].value = current(graph, all, value, NULL);
-        if (graph->outputs[i].value == NULL)
-            return TUTTI_ERROR_MEMORY;
+        int first = 0;
+        while (before[first] != before[i])
+            first++;
+        output->value = first < i ? graph->outputs[first].value : current(graph, all, before[i], NULL);
+        if (output->value == NULL)
+            status = TUTTI_ERROR_MEMORY;
     }
+    free(before);
+    return status;
+}
+
+/* An input that was written gets its new contents, and is itself returned. */
+static tutti_status write_back(tt_graph *graph, const memory *all) {
     for (int i = 0; i < graph->input_count; i++) {
-        memory *of = &all[graph->inputs[i].value->storage];
+        const memory *of = &all[graph->inputs[i].value->storage];
         if (of->now == NULL)
             continue;
         static const char nothing[1];
@@ -239,7 +251,9 @@ tutti_status tu_pass_functional(tt_graph *graph, size_t bytes) {
     find_writes(graph, all);
     tutti_status status = rewrite(graph, all, storages);
     if (status == TUTTI_OK)
-        status = write_back(graph, all, storages);
+        status = renew_outputs(graph, all, storages);
+    if (status == TUTTI_OK)
+        status = write_back(graph, all);
     free(all);
     return status == TUTTI_OK ? tu_pass_dead(graph, 0) : status; /* views that were made again */
 }

@@ -136,6 +136,91 @@ TEST(results_that_are_inputs_or_views_keep_their_gradients) {
     }
 }
 
+static int view_first(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[1] = tt_exp(inputs.at[0]);
+    outputs[0] = tt_narrow(outputs[1], 1, 1, 2);
+    return 2;
+}
+
+TEST(a_view_may_be_returned_before_what_it_looks_at) {
+    EACH_MODE {
+        tt_scope scope = tt_scope_open();
+        tt_compiled *fast = compile(view_first, NULL, modes[mode]);
+        tt_tensor *x = leaf(2, 4, 0.1), *twin = twin_of(x), *expected[2];
+        tt_tensor_list results = tt_compiled_call(fast, tt_tensors(x));
+        CHECK(results.count == 2 && tt_same_storage(results.at[0], results.at[1]));
+        view_first(tt_tensors(twin), expected, NULL);
+        CHECK(tt_backward(tt_add(tt_sum(tt_square(results.at[0])), tt_sum(results.at[1])), NULL));
+        CHECK(tt_backward(tt_add(tt_sum(tt_square(expected[0])), tt_sum(expected[1])), NULL));
+        CHECK(tt_equal(tt_grad(x), tt_grad(twin)));
+        tt_compiled_release(&fast);
+        done(&scope);
+    }
+}
+
+/* The slope of a square root is infinite at 0: zeros instead of an absent gradient would give NaN there. */
+static int roots_and_doubles(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *root = tt_sqrt(inputs.at[0]);
+    outputs[0] = tt_narrow(root, 1, 0, 2);
+    outputs[1] = tt_mul_scalar(inputs.at[0], 2);
+    tt_tensor *copy = tt_clone(root);
+    tt_mul_scalar_(tt_narrow(copy, 1, 1, 2), 3);
+    outputs[2] = copy;
+    return 3;
+}
+
+TEST(an_absent_gradient_of_a_part_or_of_what_was_written_stays_absent) {
+    EACH_MODE {
+        tt_scope scope = tt_scope_open();
+        tt_compiled *fast = compile(roots_and_doubles, NULL, modes[mode]);
+        tt_tensor *x =
+            tt_require_grad(tt_detach(tt_reshape(tt_arange(0, 8, 1, TUTTI_F32, NULL), tt_shape(2, 4))), true);
+        tt_tensor *twin = twin_of(x), *expected[3];
+        CHECK(tt_backward(tt_sum(tt_compiled_call(fast, tt_tensors(x)).at[1]), NULL));
+        CHECK(tt_equal(tt_grad(x), tt_full(tt_shape(2, 4), 2, TUTTI_F32, NULL)));
+        /* One that arrives beside it, two of three, and all. */
+        for (int last = 0; last < 3; last++) {
+            tt_tensor_list results = tt_compiled_call(fast, tt_tensors(tt_add_scalar(x, 1)));
+            roots_and_doubles(tt_tensors(tt_add_scalar(twin, 1)), expected, NULL);
+            tt_tensor *loss = tt_sum(results.at[2]), *other = tt_sum(expected[2]);
+            for (int i = 0; i < last; i++) {
+                loss = tt_add(loss, tt_sum(results.at[i]));
+                other = tt_add(other, tt_sum(expected[i]));
+            }
+            tt_set_grad(x, NULL);
+            tt_set_grad(twin, NULL);
+            CHECK(tt_backward(loss, NULL) && tt_backward(other, NULL));
+            CHECK(tt_equal(tt_grad(x), tt_grad(twin)));
+        }
+        tt_compiled_release(&fast);
+        done(&scope);
+    }
+}
+
+static int part_twice(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *own = tt_square(inputs.at[0]);
+    tt_add_scalar_(own, 1);
+    outputs[0] = outputs[1] = tt_narrow(own, 1, 1, 2);
+    return 2;
+}
+
+TEST(a_result_that_is_returned_twice_stays_one_without_writes_in_place) {
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast;
+    CHECK(tt_compile(part_twice, NULL,
+                     TUTTI_OPTIONS(tt_compile_options, .with = "functional", .skip = "common", .full = true), &fast));
+    tt_tensor *x = leaf(2, 4, 0.1);
+    tt_tensor_list results = tt_compiled_call(fast, tt_tensors(x));
+    CHECK(results.count == 2 && results.at[0] == results.at[1]);
+    CHECK(tt_backward(tt_sum(tt_add(results.at[0], results.at[1])), NULL));
+    CHECK(tt_allclose(tt_narrow(tt_grad(x), 1, 1, 2), tt_mul_scalar(tt_narrow(tt_detach(x), 1, 1, 2), 4), 1e-6, 1e-6));
+    tt_compiled_release(&fast);
+    done(&scope);
+}
+
 /* ---- inputs that are written ---- */
 
 static int write_input(tt_tensor_list inputs, tt_tensor **outputs, void *user) {

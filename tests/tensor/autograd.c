@@ -42,6 +42,32 @@ TEST(a_diamond_sums_its_paths_once_and_the_hook_sees_the_total) {
     done(&scope);
 }
 
+static int pass_on(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
+    (void)context;
+    outputs[0] = tt_mul_scalar(inputs.at[0], 2);
+    return 1;
+}
+
+static int give_nothing(tt_function_context *context, tt_tensor_list grads, tt_tensor **results) {
+    (void)context, (void)grads;
+    results[0] = NULL;
+    return 1;
+}
+
+TEST(what_a_backward_freed_is_missed_only_where_a_gradient_arrives) {
+    tt_scope scope = tt_scope_open();
+    tt_function deaf = { .size = sizeof deaf, .name = "deaf", .forward = pass_on, .backward = give_nothing };
+    tt_tensor *x = leaf(2, (float[]){ 1, 2 }), *y = tt_square(x);
+    CHECK(tt_backward(tt_sum(y), NULL));
+    CHECK(tt_backward(tt_sum(tt_apply(&deaf, tt_tensors(y), NULL).at[0]), NULL)); /* nothing arrives at square */
+    CHECK(is(tt_grad(x), 2, (float[]){ 2, 4 }));
+    CHECK(!tt_backward(tt_sum(tt_mul_scalar(y, 2)), NULL));
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_GRAPH);
+    CHECK_MESSAGE("second time");
+    tt_error_clear();
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 TEST(a_second_backward_needs_retain_graph) {
     tt_scope scope = tt_scope_open();
     tt_tensor *x = leaf(2, (float[]){ 1, 2 }), *y = tt_sum(tt_mul(x, x));
