@@ -4,6 +4,9 @@
  * hidden, module hooks, a fully sharded step, parameters made inside functions. Each runs in every mode, with the exact
  * values that eager code has.
  */
+#include <tutti/backward.h>
+
+#include "../loops/programs.h"
 #include "../tensor/patterns.h"
 #include "quick.h"
 
@@ -345,4 +348,187 @@ TEST(a_parameter_made_in_a_function_is_a_leaf_that_collects_its_gradient) {
         tt_compiled_release(&fast);
         done(&scope);
     }
+}
+
+/* ---- their graphs as texts ---- */
+
+static void check_text(const char *what, const tt_graph *graph, const char *expected) {
+    char *text = tt_graph_text(graph);
+    CHECK(text != NULL);
+    if (strcmp(text, expected) != 0)
+        FAIL("the graph of %s is\n%s\nand not\n%s", what, text, expected);
+    free(text);
+}
+
+TEST(the_graphs_of_a_hook_with_a_closure_are_these) {
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast = compile(with_closure, NULL, TT_COMPILE_SPLIT);
+    tt_tensor *x = tt_ones(tt_shape(4), TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true));
+    tt_tensor *number = tt_full(tt_shape(), 88, TUTTI_I64, NULL);
+    CHECK_EQ(tt_compiled_call(fast, tt_tensors(x, number)).count, 1);
+    check_text("its forward", tt_compiled_graph(fast, TT_FORWARD),
+               "graph(input: f32 [4] grad, input_1: i64 []):\n"
+               "    sin: f32 [4] = sin(input)\n"
+               "    add_scalar: f32 [4] = add_scalar(sin, number=1)\n"
+               "    sin_1: f32 [4] = sin(sin)\n"
+               "    return (sin_1, sin, add_scalar)\n");
+    check_text("its backward", tt_compiled_graph(fast, TT_BACKWARD),
+               "graph(input: f32 [4] saved grad, input_1: i64 [] saved, sin: f32 [4] saved, "
+               "add_scalar: f32 [4] saved, tangent: f32 [4] tangent):\n"
+               "    cos: f32 [4] = cos(sin)\n"
+               "    mul: f32 [4] = mul(tangent, cos)\n"
+               "    add: f32 [4] = add(mul, input_1)\n"
+               "    add_1: f32 [4] = add(add, add_scalar)\n"
+               "    cos_1: f32 [4] = cos(input)\n"
+               "    mul_1: f32 [4] = mul(add_1, cos_1)\n"
+               "    return (mul_1)\n");
+    tt_compiled_release(&fast);
+    done(&scope);
+}
+
+TEST(the_graphs_of_storage_and_versions_are_these) {
+    static const struct {
+        const char *name;
+        tt_compile_function *function;
+        const char *text;
+    } functions[] = { { "shrink", shrink,
+                        "graph(input: f32 [10]):\n"
+                        "    sin: f32 [10] = sin(input)\n"
+                        "    storage_resize(input, bytes=0)\n"
+                        "    cos: f32 [10] = cos(sin)\n"
+                        "    return (cos)\n" },
+                      { "grow", grow,
+                        "graph(input: f32 [10], input_1: f32 [10]):\n"
+                        "    sin: f32 [10] = sin(input)\n"
+                        "    storage_resize(input_1, bytes=40)\n"
+                        "    cos: f32 [10] = cos(sin)\n"
+                        "    copy_(input_1, cos)\n"
+                        "    return ()\n" },
+                      { "set_back", set_back,
+                        "graph(input: f32 [10], input_1: f32 [10]):\n"
+                        "    sin: f32 [10] = sin(input_1)\n"
+                        "    version_get(input)\n"
+                        "    add_scalar: f32 [10] = add_scalar(sin, number=1)\n"
+                        "    copy_(input, add_scalar)\n"
+                        "    version_set([input], versions=[-1])\n"
+                        "    return (input)\n" } };
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        tt_scope scope = tt_scope_open();
+        bool was = tt_grad_mode(false);
+        tt_compiled *fast = compile(functions[i].function, NULL, TT_COMPILE_SPLIT);
+        tt_tensor *x = tt_ones(tt_shape(10), TUTTI_F32, NULL), *out = tt_ones(tt_shape(10), TUTTI_F32, NULL);
+        if (functions[i].function == grow)
+            tt_storage_resize(out, 0);
+        tt_compiled_call(fast, functions[i].function == shrink ? tt_tensors(x) : tt_tensors(x, out));
+        check_text(functions[i].name, tt_compiled_graph(fast, TT_FORWARD), functions[i].text);
+        tt_compiled_release(&fast);
+        tt_grad_mode(was);
+        done(&scope);
+    }
+}
+
+TEST(the_graphs_of_a_refilled_weight_are_these) {
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast = compile(refill, "set", TT_COMPILE_SPLIT);
+    tt_tensor *w = tt_full(tt_shape(1), 0.3, TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true));
+    CHECK_EQ(tt_compiled_call(fast, tt_tensors(w, tt_full(tt_shape(1), 1.1, TUTTI_F32, NULL))).count, 1);
+    check_text("its forward", tt_compiled_graph(fast, TT_FORWARD),
+               "graph(input: f32 [1] grad, input_1: f32 [1]):\n"
+               "    sin: f32 [1] = sin(input)\n"
+               "    version_get(input)\n"
+               "    copy_(input, input_1)\n"
+               "    version_set([input], versions=[-1])\n"
+               "    return (sin)\n");
+    check_text("its backward", tt_compiled_graph(fast, TT_BACKWARD),
+               "graph(input: f32 [1] saved grad, tangent: f32 [1] tangent):\n"
+               "    cos: f32 [1] = cos(input)\n"
+               "    mul: f32 [1] = mul(tangent, cos)\n"
+               "    return (mul)\n");
+    tt_compiled_release(&fast);
+    done(&scope);
+}
+
+static void read_text(const char *path, char *text, size_t size) {
+    FILE *file = fopen(path, "r");
+    CHECK(file != NULL);
+    size_t length = fread(text, 1, size - 1, file);
+    CHECK_EQ(fclose(file), 0);
+    text[length] = 0;
+}
+
+/* As it was captured, before passes. The first graph sets gradients, the second adds to them; four steps need no more.
+ */
+TEST(the_graphs_of_a_module_with_hooks_are_these) {
+    static const char *const texts[2] = {
+        "graph(input: f32 [2, 10], weight: f32 [10, 10] parameter grad, bias: f32 [10] parameter "
+        "grad, input_1: f32 [2, 10] grad shares input, constant: i64 [] constant, constant_1: i64 [] "
+        "constant):\n"
+        "    full: f32 [] = full(shape=[], value=1, dtype=f32, device=cpu)\n"
+        "    view: f32 [1, 1] = view(full, shape=[1, 1])\n"
+        "    expand: f32 [2, 10] strides [0, 0] = expand(view, shape=[2, 10])\n"
+        "    add_scalar_(constant, number=1)\n"
+        "    add_scalar: f32 [2, 10] = add_scalar(expand, number=1.2)\n"
+        "    sin: f32 [2, 10] = sin(add_scalar)\n"
+        "    matmul: f32 [2, 10] = matmul(sin, weight)\n"
+        "    view_1: f32 [2, 10] = view(sin, shape=[2, 10])\n"
+        "    view_2: f32 [2, 10] = view(input, shape=[2, 10])\n"
+        "    transpose: f32 [10, 2] strides [1, 10] = transpose(view_1, a=0, b=1)\n"
+        "    matmul_1: f32 [10, 10] = matmul(transpose, view_2)\n"
+        "    sum_dims: f32 [10] = sum_dims(view_1, dims=[0], keep_dims=false)\n"
+        "    clone: f32 [10, 10] = clone(matmul_1)\n"
+        "    set_grad(weight, clone)\n"
+        "    clone_1: f32 [10] = clone(sum_dims)\n"
+        "    set_grad(bias, clone_1)\n"
+        "    add_scalar_(constant_1, number=1)\n"
+        "    add_scalar_1: f32 [2, 10] = add_scalar(matmul, number=3.4)\n"
+        "    sin_1: f32 [2, 10] = sin(add_scalar_1)\n"
+        "    clone_2: f32 [2, 10] = clone(sin_1)\n"
+        "    set_grad(input_1, clone_2)\n"
+        "    return ()\n",
+        "graph(input: f32 [2, 10], weight: f32 [10, 10] parameter grad, bias: f32 [10] parameter "
+        "grad, input_1: f32 [2, 10] grad shares input, constant: i64 [] constant, weight.grad: f32 "
+        "[10, 10] gradient, bias.grad: f32 [10] gradient, constant_1: i64 [] constant, "
+        "constant_grad: f32 [2, 10] gradient):\n"
+        "    full: f32 [] = full(shape=[], value=1, dtype=f32, device=cpu)\n"
+        "    view: f32 [1, 1] = view(full, shape=[1, 1])\n"
+        "    expand: f32 [2, 10] strides [0, 0] = expand(view, shape=[2, 10])\n"
+        "    add_scalar_(constant, number=1)\n"
+        "    add_scalar: f32 [2, 10] = add_scalar(expand, number=1.2)\n"
+        "    sin: f32 [2, 10] = sin(add_scalar)\n"
+        "    matmul: f32 [2, 10] = matmul(sin, weight)\n"
+        "    view_1: f32 [2, 10] = view(sin, shape=[2, 10])\n"
+        "    view_2: f32 [2, 10] = view(input, shape=[2, 10])\n"
+        "    transpose: f32 [10, 2] strides [1, 10] = transpose(view_1, a=0, b=1)\n"
+        "    matmul_1: f32 [10, 10] = matmul(transpose, view_2)\n"
+        "    sum_dims: f32 [10] = sum_dims(view_1, dims=[0], keep_dims=false)\n"
+        "    add_(weight.grad, matmul_1)\n"
+        "    add_(bias.grad, sum_dims)\n"
+        "    add_scalar_(constant_1, number=1)\n"
+        "    add_scalar_1: f32 [2, 10] = add_scalar(matmul, number=3.4)\n"
+        "    sin_1: f32 [2, 10] = sin(add_scalar_1)\n"
+        "    add_(constant_grad, sin_1)\n"
+        "    return ()\n"
+    };
+    tt_scope scope = tt_scope_open();
+    counted one = { 0 };
+    make_counted(&one);
+    tt_tensor *input = ramp(2, 10, 0.05);
+    tt_backward_cache *cache;
+    CHECK(tt_backward_cache_new(NULL, &cache) && tt_backward_compiled_begin(cache));
+    const char *folder = own_folder();
+    setenv("TUTTI_COMPILE_DIR", folder, 1);
+    for (int step = 0; step < 4; step++)
+        CHECK(tt_backward(tt_sum(tt_module_call(one.module, input)), NULL));
+    unsetenv("TUTTI_COMPILE_DIR");
+    for (int step = 0; step < 2; step++) {
+        char path[PATH_MAX + 64], text[4096];
+        snprintf(path, sizeof path, "%s/backward.%d.traced.00-captured.graph", folder, step + 1);
+        read_text(path, text, sizeof text);
+        CHECK_TEXT(text, texts[step]);
+    }
+    CHECK(tt_backward_compiled_end());
+    remove_folder(folder);
+    tt_backward_cache_release(&cache);
+    tt_module_release(one.module);
+    done(&scope);
 }
