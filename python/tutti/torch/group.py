@@ -1,0 +1,508 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process group: PyTorch's calls as Tutti's."""
+import ctypes
+import os
+import secrets
+import socket
+import sys
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from .. import _interrupt
+from .._library import constants, lib, struct
+from ..buffers import _NUMBERS, _TYPES
+from ..errors import Error, check
+from ..world import World, _ints, _nanoseconds, _release_here, _sizes, _text
+from .work import Work, completer, raise_error
+
+_Call = struct("tutti_call")
+_Received = struct("tutti_received")
+_DTYPES = {getattr(torch, aliases[0]): _NUMBERS[name] for name, aliases in _TYPES.items() if hasattr(torch, aliases[0])}
+_REDUCTIONS = {getattr(dist.ReduceOp.RedOpType, name): constants["TUTTI_" + tutti] for name, tutti in
+               (("SUM", "SUM"), ("AVG", "AVG"), ("PRODUCT", "PRODUCT"), ("MIN", "MIN"), ("MAX", "MAX"), ("BAND", "BAND"), ("BOR", "BOR"), ("BXOR", "BXOR"))}
+_worlds = weakref.WeakValueDictionary()  # of default groups, by process: sub-groups are groups of theirs
+
+
+# ---- where the ranks meet ----
+
+def _host():
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{socket.gethostname()} {file.read().strip()} {os.stat('/proc/self/ns/net').st_ino} {os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _open_world(options):
+    """A world of the group's ranks. Rank 0 says through PyTorch's store where they meet: a socket of its own where all are on one host, else the store that the
+    launcher has named to all. A store may outlive its groups, as torchrun's does: each rank counts how often it has come with this one."""
+    store, rank, size = options.store, options.group_rank, options.group_size
+    turn = store.add(f"tutti/turns/{rank}", 1)
+    store.set(f"tutti/{turn}/host/{rank}", _host())
+    if rank == 0:
+        hosts = {store.get(f"tutti/{turn}/host/{other}") for other in range(size)}
+        token = secrets.token_hex(8)
+        launched = os.environ.get("TUTTI_STORE") is not None and os.environ.get("TUTTI_SIZE") == str(size)
+        url = "" if launched or len(hosts) > 1 else f"unix:@tutti-torch-{os.getpid()}-{token}"
+        store.set(f"tutti/{turn}/meet", f"{token} {url}")
+    token, url = store.get(f"tutti/{turn}/meet").decode().split(" ")
+    try:
+        return World(rank=rank, size=size, store=url or None, name=f"torch-{token}", timeout=options.timeout.total_seconds())
+    except Error as cause:
+        error = dist.DistBackendError(str(cause))
+        error.status, error.ranks = cause.status, cause.ranks
+        raise error from cause
+
+
+def _refuse_mixture():
+    """PyTorch takes a group that is written in Python for all devices, and would silently drop what was asked for others ("cpu:tutti,cuda:gloo"). It does not
+    tell us: its own function, which calls us, knows."""
+    config = sys._getframe(2).f_locals.get("backend_config")
+    others = {device: name for device, name in config.get_device_backend_map().items() if name != "tutti"} if config is not None else {}
+    if others:
+        text = ", ".join(f"{device}:{name}" for device, name in others.items())
+        raise ValueError(f"tutti: the backend tutti cannot share a process group with {text}; make a group of its own with dist.new_group(backend=...)")
+
+
+def create(options, backend_options):
+    """Called by torch.distributed for each group of this backend."""
+    _refuse_mixture()
+    return ProcessGroup(options)
+
+
+# ---- tensors ----
+
+def _refuse(tensor, who):
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"tutti: {who} of a sparse tensor ({tensor.layout}) is not supported; .to_dense() makes one that is not")
+    if tensor.device.type != "cpu":
+        raise TypeError(f"tutti: {who} of a tensor on {tensor.device}: this backend is for tensors of the CPU")
+    raise TypeError(f"tutti: {who} of {tensor.dtype}: the library has no such element type")
+
+
+def _number(tensor, who):
+    number = _DTYPES.get(tensor.dtype)
+    if number is None or not tensor.is_cpu or tensor.layout is not torch.strided:
+        _refuse(tensor, who)
+    return number
+
+
+def _one(tensors, who):
+    if len(tensors) != 1:
+        raise ValueError(f"tutti: {who} takes one tensor on each rank, and was given {len(tensors)}")
+    return tensors[0]
+
+
+def _alike(tensors, who):
+    """All of one element type, the first's."""
+    for tensor in tensors:
+        if tensor.dtype != tensors[0].dtype:
+            raise TypeError(f"tutti: {who}: tensors of {tensors[0].dtype} and {tensor.dtype} cannot be mixed")
+    return _number(tensors[0], who)
+
+
+def _reduction(operation, who):
+    number = _REDUCTIONS.get(getattr(operation, "op", operation))
+    if number is None:
+        raise ValueError(f"tutti: {who} has no reduction {operation}; there are {', '.join(kind.name for kind in _REDUCTIONS)}")
+    return number
+
+
+def _back(target, tensor):
+    def finish():
+        tensor.copy_(target.view_as(tensor))
+    return finish
+
+
+def _writable(tensor):
+    """A dense tensor to write into, and what brings it back where the tensor itself is not dense."""
+    if tensor.is_contiguous():
+        return tensor, None
+    target = tensor.contiguous()
+    return target, _back(target, tensor)
+
+
+def _copies(flat, tensors):
+    """What brings the parts of a dense tensor to where they belong."""
+    def finish():
+        start = 0
+        for tensor in tensors:
+            count = tensor.numel()
+            tensor.copy_(flat[start:start + count].view(tensor.shape))
+            start += count
+    return finish
+
+
+def _flat(tensors):
+    return tensors[0].contiguous().view(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _seconds(timeout):
+    """Of an option that may be unset, which PyTorch says by a negative one."""
+    seconds = timeout.total_seconds() if timeout is not None else 0
+    return seconds if seconds > 0 else None
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """A group of ranks. PyTorch makes it (init_process_group, new_group) and calls it."""
+    supports_splitting = supports_coalescing = supports_tensor_alloc = False
+
+    def __init__(self, options):
+        super().__init__(options.group_rank, options.group_size)
+        self._store, self._name, self._description, self._queue = options.store, options.group_id, "", None
+        ranks = list(options.global_ranks_in_group)
+        parent = _worlds.get(os.getpid())
+        if parent is None or not ranks or parent._handle is None:
+            self._world = _open_world(options)
+            self._handle = self._world.group._handle
+            self._owns = True
+            if not ranks:
+                _worlds[os.getpid()] = self._world
+        else:
+            self._world, self._owns = parent, False
+            settings = struct("tutti_group_options")(name=_text(f"torch {self._name}"), timeout_ns=_nanoseconds(options.timeout.total_seconds()), keep_order=True,
+                                                     local_synchronization=True)
+            handle = ctypes.c_void_p()
+            status = _interrupt.call(parent._handle, lib.tutti_group_new, parent._handle, _ints(ranks), len(ranks), ctypes.byref(settings),
+                                     ctypes.byref(handle))
+            if status:
+                raise_error(status)
+            self._handle = handle.value
+            self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_group_release, self._handle)
+            self._release.atexit = False
+        self._size = options.group_size
+        self._plain = _Call()
+        self._plain_at = ctypes.byref(self._plain)
+
+    # ---- what PyTorch asks a group ----
+
+    def getBackendName(self):
+        return "tutti"
+
+    def name(self):
+        return "tutti"
+
+    def getGroupName(self):
+        return self._name
+
+    def setGroupName(self, name):
+        self._name = name
+
+    def getGroupDesc(self):
+        return self._description
+
+    def setGroupDesc(self, description):
+        self._description = description
+
+    def get_group_store(self):
+        return self._store
+
+    @property
+    def _device_types(self):
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device):
+        if device.type != "cpu":
+            raise RuntimeError(f"tutti: this process group has no backend for {device.type}")
+        return self
+
+    def _get_sequence_number_for_group(self):
+        return lib.tutti_group_completed(self._handle)
+
+    def _set_sequence_number_for_group(self):
+        """The library counts by itself."""
+
+    def set_timeout(self, timeout):
+        check(lib.tutti_group_set_timeout(self._handle, _nanoseconds(timeout.total_seconds())))
+
+    def shutdown(self):
+        """Leaves. Others may go on without this rank as long as they do not need it."""
+        if self._handle is None:
+            return
+        if self._queue is not None:
+            self._queue.put(None)
+        self._handle = None
+        if self._owns:
+            if _worlds.get(os.getpid()) is self._world:
+                del _worlds[os.getpid()]
+            self._world.close()
+        else:
+            self._release()
+
+    def abort(self):
+        """Ends what runs, and what comes, on all ranks of the group."""
+        if self._handle is not None:
+            lib.tutti_group_abort(self._handle, b"the process group was aborted by PyTorch")
+
+    def _completer(self):
+        if self._queue is None:
+            self._queue = completer()
+        return self._queue
+
+    # ---- running ----
+
+    def _run(self, function, arguments, options, result, kept, finish=None):
+        """Runs a collective now and returns None where PyTorch would only wait for it, else starts it."""
+        seconds = _seconds(options.timeout)
+        waits = not getattr(options, "asyncOp", True)
+        call = _Call(timeout_ns=_nanoseconds(seconds)) if seconds or not waits else self._plain
+        if self._handle is None:
+            raise dist.DistBackendError("tutti: this process group was destroyed")
+        if waits:
+            status = _interrupt.call(self._world._handle, function, self._handle, *arguments, ctypes.byref(call))
+            if status:
+                raise_error(status)
+            if finish is not None:
+                finish()
+            return None
+        return self._start(function, arguments, call, result, kept, finish)
+
+    def _start(self, function, arguments, call, result, kept, finish=None, alone=False):
+        handle = ctypes.c_void_p()
+        call.work = ctypes.addressof(handle)
+        status = _interrupt.call(self._world._handle, function, self._handle, *arguments, ctypes.byref(call))
+        if status:
+            raise_error(status)
+        return Work(self, handle.value, result, kept, finish, alone)
+
+    def _several(self, calls, options, result, kept, finishes):
+        """Collectives as one operation."""
+        if self._handle is None:
+            raise dist.DistBackendError("tutti: this process group was destroyed")
+        batch = ctypes.c_void_p()
+        status = lib.tutti_batch_begin(self._handle, ctypes.byref(batch))
+        if status:
+            raise_error(status)
+        noted = _Call(batch=batch.value)
+        for function, arguments in calls:
+            status = function(self._handle, *arguments, ctypes.byref(noted))
+            if status:
+                try:
+                    raise_error(status)
+                finally:
+                    lib.tutti_batch_cancel(batch)
+
+        def end(_, call):
+            return lib.tutti_batch_end(batch, call)
+
+        def finish():
+            for each in finishes:
+                if each is not None:
+                    each()
+        return self._run(end, (), options, result, kept, finish)
+
+    # ---- collectives ----
+
+    def allreduce(self, tensors, opts=c10d.AllreduceOptions()):
+        tensor = tensors[0] if len(tensors) == 1 else _one(tensors, "all_reduce")
+        number = _number(tensor, "all_reduce")
+        reduction = _reduction(opts.reduceOp, "all_reduce")
+        target, finish = _writable(tensor)
+        address = target.data_ptr()
+        return self._run(lib.tutti_all_reduce, (address, address, target.numel(), number, reduction), opts, tensors, target, finish)
+
+    def allreduce_coalesced(self, tensors, opts=c10d.AllreduceCoalescedOptions()):
+        reduction = _reduction(opts.reduceOp, "all_reduce")
+        pairs = [_writable(tensor) for tensor in tensors]
+        calls = [(lib.tutti_all_reduce, (target.data_ptr(), target.data_ptr(), target.numel(), _number(target, "all_reduce"), reduction)) for target, _ in pairs]
+        return self._several(calls, opts, tensors, pairs, [finish for _, finish in pairs])
+
+    def broadcast(self, tensors, opts=c10d.BroadcastOptions()):
+        tensor = _one(tensors, "broadcast")
+        number = _number(tensor, "broadcast")
+        target, finish = _writable(tensor)
+        address = target.data_ptr()
+        return self._run(lib.tutti_broadcast, (address, address, target.numel(), number, opts.rootRank), opts, tensors, target, finish)
+
+    def reduce(self, tensors, opts=c10d.ReduceOptions()):
+        tensor = _one(tensors, "reduce")
+        number = _number(tensor, "reduce")
+        target, finish = _writable(tensor)
+        address = target.data_ptr()
+        return self._run(lib.tutti_reduce, (address, address, target.numel(), number, _reduction(opts.reduceOp, "reduce"), opts.rootRank), opts, tensors, target,
+                         finish)
+
+    def allgather(self, output_tensors, input_tensors, opts=c10d.AllgatherOptions()):
+        outputs, source = _one(output_tensors, "all_gather"), _one(input_tensors, "all_gather").contiguous()
+        if len(outputs) != self._size:
+            raise ValueError(f"tutti: all_gather wants {self._size} tensors to gather into, and was given {len(outputs)}")
+        number = _alike([source, *outputs], "all_gather")
+        counts = [tensor.numel() for tensor in outputs]
+        if counts[self.rank()] != source.numel():
+            raise ValueError(f"tutti: all_gather: rank {self.rank()} gives {source.numel()} elements, and gathers {counts[self.rank()]} of itself")
+        flat = source.new_empty(sum(counts))
+        if len(set(counts)) == 1:
+            call = (lib.tutti_all_gather, (source.data_ptr(), flat.data_ptr(), source.numel(), number))
+            sizes = None
+        else:
+            sizes = _sizes(counts)
+            call = (lib.tutti_all_gather_v, (source.data_ptr(), flat.data_ptr(), sizes, None, number))
+        return self._run(*call, opts, output_tensors, (source, flat, sizes), _copies(flat, outputs))
+
+    def _gather_call(self, output, tensor):
+        source = tensor.contiguous()
+        number = _alike([source, output], "all_gather")
+        target, finish = _writable(output)
+        if target.numel() != source.numel() * self._size:
+            raise ValueError(f"tutti: all_gather of {source.numel()} elements by {self._size} ranks needs a tensor of {source.numel() * self._size}, "
+                             f"and was given one of {target.numel()}")
+        return (lib.tutti_all_gather, (source.data_ptr(), target.data_ptr(), source.numel(), number)), (source, target), finish
+
+    def all_gather_single(self, output, input, opts=c10d.AllgatherOptions()):
+        call, kept, finish = self._gather_call(output, input)
+        return self._run(*call, opts, output, kept, finish)
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=c10d.AllgatherOptions()):
+        calls, kept, finishes = zip(*[self._gather_call(*pair) for pair in zip(outputs, inputs)])
+        return self._several(calls, opts, outputs, kept, finishes)
+
+    def allgather_coalesced(self, output_lists, input_list, opts=c10d.AllgatherOptions()):
+        flats, calls, kept, finishes = [], [], [], []
+        for rank in range(self._size):
+            if len(output_lists[rank]) != len(input_list):
+                raise ValueError("tutti: all_gather_coalesced wants as many outputs of each rank as there are inputs")
+        for i, tensor in enumerate(input_list):
+            flat = tensor.new_empty(tensor.numel() * self._size)
+            call, held, _ = self._gather_call(flat, tensor)
+            flats.append(flat)
+            calls.append(call)
+            kept.append(held)
+            finishes.append(_copies(flat, [output_lists[rank][i] for rank in range(self._size)]))
+        return self._several(calls, opts, output_lists, (flats, kept), finishes)
+
+    def _scatter_call(self, output, tensor, reduction):
+        source = tensor.contiguous()
+        number = _alike([source, output], "reduce_scatter")
+        target, finish = _writable(output)
+        if source.numel() != target.numel() * self._size:
+            raise ValueError(f"tutti: reduce_scatter of {source.numel()} elements among {self._size} ranks leaves each {source.numel() / self._size:g}, "
+                             f"and the output has {target.numel()}")
+        return (lib.tutti_reduce_scatter, (source.data_ptr(), target.data_ptr(), target.numel(), number, reduction)), (source, target), finish
+
+    def reduce_scatter_single(self, outputTensor, inputTensor, opts=c10d.ReduceScatterOptions()):
+        call, kept, finish = self._scatter_call(outputTensor, inputTensor, _reduction(opts.reduceOp, "reduce_scatter"))
+        return self._run(*call, opts, outputTensor, kept, finish)
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=c10d.ReduceScatterOptions()):
+        reduction = _reduction(opts.reduceOp, "reduce_scatter")
+        calls, kept, finishes = zip(*[self._scatter_call(*pair, reduction) for pair in zip(outputs, inputs)])
+        return self._several(calls, opts, outputs, kept, finishes)
+
+    def reduce_scatter(self, output_tensors, input_tensors, opts=c10d.ReduceScatterOptions()):
+        output, inputs = _one(output_tensors, "reduce_scatter"), _one(input_tensors, "reduce_scatter")
+        if len(inputs) != self._size:
+            raise ValueError(f"tutti: reduce_scatter wants {self._size} tensors, and was given {len(inputs)}")
+        number = _alike([output, *inputs], "reduce_scatter")
+        reduction = _reduction(opts.reduceOp, "reduce_scatter")
+        counts = [tensor.numel() for tensor in inputs]
+        target, finish = _writable(output)
+        if counts[self.rank()] != target.numel():
+            raise ValueError(f"tutti: reduce_scatter: the part of rank {self.rank()} has {counts[self.rank()]} elements, and its output {target.numel()}")
+        flat = _flat(inputs)
+        if len(set(counts)) == 1:
+            call = (lib.tutti_reduce_scatter, (flat.data_ptr(), target.data_ptr(), target.numel(), number, reduction))
+            sizes = None
+        else:
+            sizes = _sizes(counts)
+            call = (lib.tutti_reduce_scatter_v, (flat.data_ptr(), target.data_ptr(), sizes, number, reduction))
+        return self._run(*call, opts, output_tensors, (flat, target, sizes), finish)
+
+    def gather(self, output_tensors, input_tensors, opts=c10d.GatherOptions()):
+        source = _one(input_tensors, "gather").contiguous()
+        if self.rank() != opts.rootRank:
+            return self._run(lib.tutti_gather, (source.data_ptr(), None, source.numel(), _number(source, "gather"), opts.rootRank), opts, output_tensors, source)
+        outputs = _one(output_tensors, "gather")
+        if len(outputs) != self._size or any(tensor.numel() != source.numel() for tensor in outputs):
+            raise ValueError(f"tutti: gather wants {self._size} tensors of {source.numel()} elements on its root")
+        flat = source.new_empty(source.numel() * self._size)
+        return self._run(lib.tutti_gather, (source.data_ptr(), flat.data_ptr(), source.numel(), _alike([source, *outputs], "gather"), opts.rootRank), opts,
+                         output_tensors, (source, flat), _copies(flat, outputs))
+
+    def scatter(self, output_tensors, input_tensors, opts=c10d.ScatterOptions()):
+        output = _one(output_tensors, "scatter")
+        number = _number(output, "scatter")
+        target, finish = _writable(output)
+        flat = None
+        if self.rank() == opts.rootRank:
+            inputs = _one(input_tensors, "scatter")
+            if len(inputs) != self._size or any(tensor.numel() != target.numel() for tensor in inputs):
+                raise ValueError(f"tutti: scatter wants {self._size} tensors of {target.numel()} elements on its root")
+            _alike([output, *inputs], "scatter")
+            flat = _flat(inputs)
+        return self._run(lib.tutti_scatter, (flat.data_ptr() if flat is not None else None, target.data_ptr(), target.numel(), number, opts.rootRank), opts,
+                         output_tensors, (flat, target), finish)
+
+    def _exchange(self, source, sent, target, received, opts, result, kept, finish):
+        number = _alike([source, target], "all_to_all")
+        sent, received = _sizes(sent), _sizes(received)
+        return self._run(lib.tutti_all_to_all_v, (source.data_ptr(), sent, None, target.data_ptr(), received, None, number), opts, result,
+                         (kept, source, target, sent, received), finish)
+
+    def alltoall(self, output_tensors, input_tensors, opts=c10d.AllToAllOptions()):
+        if len(output_tensors) != self._size or len(input_tensors) != self._size:
+            raise ValueError(f"tutti: all_to_all wants {self._size} tensors to send and as many to receive")
+        _alike([*input_tensors, *output_tensors], "all_to_all")
+        source, received = _flat(input_tensors), [tensor.numel() for tensor in output_tensors]
+        flat = source.new_empty(sum(received))
+        return self._exchange(source, [tensor.numel() for tensor in input_tensors], flat, received, opts, output_tensors, None, _copies(flat, output_tensors))
+
+    def all_to_all_single(self, output, input, output_split_sizes, input_split_sizes, opts=c10d.AllToAllOptions()):
+        source = input.contiguous()
+        target, finish = _writable(output)
+
+        def splits(tensor, sizes, what):
+            rows = tensor.shape[0] if tensor.dim() > 0 else 1
+            if not sizes:
+                if rows % self._size:
+                    raise ValueError(f"tutti: all_to_all: {rows} rows of the {what} cannot be cut into {self._size} parts")
+                sizes = [rows // self._size] * self._size
+            if len(sizes) != self._size or sum(sizes) != rows:
+                raise ValueError(f"tutti: all_to_all: the {what} has {rows} rows, and its splits are {list(sizes)}")
+            width = tensor.numel() // rows if rows else 0
+            return [size * width for size in sizes]
+        return self._exchange(source, splits(source, input_split_sizes, "input"), target, splits(target, output_split_sizes, "output"), opts, output, None, finish)
+
+    def barrier(self, opts=c10d.BarrierOptions()):
+        return self._run(lib.tutti_barrier, (), opts, None, None)
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        """A barrier whose failure names those who did not come. The library's names all of them, in every collective."""
+        call = _Call(timeout_ns=_nanoseconds(_seconds(timeout)))
+        status = _interrupt.call(self._world._handle, lib.tutti_barrier, self._handle, ctypes.byref(call))
+        if status:
+            raise_error(status)
+
+    # ---- from one to another ----
+
+    def send(self, tensors, dstRank, tag=0):
+        source = _one(tensors, "send").contiguous()
+        return self._start(lib.tutti_send, (source.data_ptr(), source.numel(), _number(source, "send"), dstRank, tag), _Call(), tensors, source, alone=True)
+
+    def recv(self, tensors, srcRank, tag=0):
+        tensor = _one(tensors, "recv")
+        number = _number(tensor, "recv")
+        target, finish = _writable(tensor)
+        received = _Received()
+        work = self._start(lib.tutti_recv, (target.data_ptr(), target.numel(), number, srcRank, tag), _Call(received=ctypes.addressof(received)), tensors,
+                           (target, received), finish, alone=True)
+        work._received = received
+        return work
+
+    def recv_anysource(self, tensors, tag=0):
+        return self.recv(tensors, constants["TUTTI_ANY_SOURCE"], tag)
+
+    # ---- older names ----
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def monitored_barrier(group=None, timeout=None):
+    """torch.distributed.monitored_barrier, which PyTorch allows for gloo alone: a barrier that fails on every rank, naming those who did not come."""
+    group = group if group is not None else dist.group.WORLD
+    if not isinstance(group, ProcessGroup):
+        raise ValueError("tutti: monitored_barrier is for process groups of the backend tutti")
+    group.monitored_barrier(timeout)

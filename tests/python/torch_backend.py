@@ -1,0 +1,428 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed on Tutti: every call gives what gloo gives, and what PyTorch builds on them (functional collectives, DeviceMesh, DTensor, DDP, FSDP2, tensor
+parallel, torch.compile) gives what it gives on gloo. Deaths and mismatches are errors that name the rank."""
+import datetime
+import os
+import pathlib
+import pickle
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+
+build = pathlib.Path(os.environ.get("TEST_BUILD", "build/release"))
+if os.environ.get("TEST_SANITIZE"):
+    print("skipped: a library with a sanitizer cannot be loaded late")
+    sys.exit(77)
+if not (build / "python" / "tutti" / "_interface.py").exists():
+    print("skipped: the Python package was not built")
+    sys.exit(77)
+sys.path.insert(0, str(build.resolve() / "python"))
+os.environ["PYTHONPATH"] = str(build.resolve() / "python") + os.pathsep + os.environ.get("PYTHONPATH", "")
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+try:
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as multiprocessing
+except ImportError:
+    print("skipped: PyTorch is not installed (make test-peers installs it)")
+    sys.exit(77)
+import torch.nn as nn  # noqa: E402
+
+import tutti.torch  # noqa: E402
+
+warnings.simplefilter("ignore", FutureWarning)  # names that PyTorch is about to change
+LONG = datetime.timedelta(seconds=120)
+
+
+def raises(kind, function, *arguments, **named):
+    try:
+        function(*arguments, **named)
+    except kind as error:
+        return error
+    raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def same(left, right):
+    if isinstance(left, (list, tuple)):
+        assert len(left) == len(right)
+        for pair in zip(left, right):
+            same(*pair)
+    else:
+        torch.testing.assert_close(left, right, equal_nan=True)
+
+
+# ---- what ranks do; `gloo` is a group of the same ranks ----
+
+def data(rank, shape, dtype, salt=0):
+    generator = torch.Generator().manual_seed(1000 * rank + salt)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
+    return torch.randint(0, 5, shape, generator=generator).to(dtype)
+
+
+def reductions(rank, size, gloo):
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64):
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.PRODUCT, dist.ReduceOp.MIN, dist.ReduceOp.MAX):
+            ours, theirs = data(rank, (5, 3), dtype), data(rank, (5, 3), dtype)
+            dist.all_reduce(ours, op)
+            dist.all_reduce(theirs, op, group=gloo)
+            torch.testing.assert_close(ours, theirs, rtol=0.02 if dtype.itemsize == 2 else None, atol=0.02 if dtype.itemsize == 2 else None)
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+        ours, theirs = data(rank, (7,), torch.int32), data(rank, (7,), torch.int32)
+        dist.all_reduce(ours, op)
+        dist.all_reduce(theirs, op, group=gloo)
+        same(ours, theirs)
+    average = torch.full((2,), float(rank))
+    dist.all_reduce(average, dist.ReduceOp.AVG)
+    assert average[0] == (size - 1) / 2
+    for root in range(size):
+        ours, theirs = data(rank, (4,), torch.float32, root), data(rank, (4,), torch.float32, root)
+        dist.reduce(ours, root)
+        dist.reduce(theirs, root, group=gloo)
+        if rank == root:
+            same(ours, theirs)
+    column = data(rank, (4, 3), torch.float32)
+    expected = column.clone()
+    dist.all_reduce(expected, group=gloo)
+    base = column.t().contiguous().t()  # not dense in its own order
+    work = dist.all_reduce(base, async_op=True)
+    work.wait()
+    same(base, expected)
+    several, wanted = [data(rank, (3,), torch.float32, i) for i in range(3)], [data(rank, (3,), torch.float32, i) for i in range(3)]
+    dist.all_reduce_coalesced(several)
+    for tensor in wanted:
+        dist.all_reduce(tensor, group=gloo)
+    same(several, wanted)
+    ours = torch.view_as_complex(data(rank, (3, 2), torch.float32))
+    theirs = ours.clone()
+    dist.all_reduce(ours)
+    dist.all_reduce(theirs, group=gloo)
+    same(ours, theirs)
+
+
+def moves(rank, size, gloo):
+    for dtype in (torch.float32, torch.bool, torch.int64, torch.bfloat16, torch.uint8):
+        for group in (None, gloo):
+            whole = [data(other, (2, 3), dtype) for other in range(size)]
+            mine = whole[rank].clone()
+            dist.broadcast(mine, 1, group=group)
+            same(mine, whole[1])
+            parts = [torch.empty_like(mine) for _ in range(size)]
+            dist.all_gather(parts, whole[rank], group=group)
+            same(parts, whole)
+            flat = torch.empty((2 * size, 3), dtype=dtype)
+            dist.all_gather_into_tensor(flat, whole[rank], group=group)
+            same(flat, torch.cat(whole))
+            gathered = [torch.empty_like(mine) for _ in range(size)] if rank == 0 else None
+            dist.gather(whole[rank], gathered, 0, group=group)
+            assert rank != 0 or same(gathered, whole) is None
+            mine = torch.empty_like(mine)
+            dist.scatter(mine, whole if rank == 1 else None, 1, group=group)
+            same(mine, whole[rank])
+    total = torch.stack([data(other, (size * 2, 3), torch.float32) for other in range(size)]).sum(0)
+    part = torch.empty(2, 3)
+    dist.reduce_scatter_tensor(part, data(rank, (size * 2, 3), torch.float32))
+    same(part, total[2 * rank:2 * rank + 2])
+    dist.reduce_scatter(part, list(data(rank, (size * 2, 3), torch.float32).chunk(size)))
+    same(part, total[2 * rank:2 * rank + 2])
+    lengths = [other + 1 for other in range(size)]  # of different lengths
+    uneven = [torch.empty(length) for length in lengths]
+    dist.all_gather(uneven, torch.full((lengths[rank],), float(rank)))
+    same(uneven, [torch.full((length,), float(other)) for other, length in enumerate(lengths)])
+    part = torch.empty(lengths[rank])
+    dist.reduce_scatter(part, [torch.ones(length) * (rank + 1) for length in lengths])
+    same(part, torch.full((lengths[rank],), size * (size + 1) / 2))
+    for group in (None, gloo):
+        sent = [rank + 1] * size
+        received = [other + 1 for other in range(size)]
+        out = torch.empty(sum(received), 2)
+        dist.all_to_all_single(out, torch.full((sum(sent), 2), float(rank)), received, sent, group=group)
+        same(out, torch.cat([torch.full((other + 1, 2), float(other)) for other in range(size)]))
+        out = torch.empty(size)
+        dist.all_to_all_single(out, torch.arange(size, dtype=torch.float32) + 10 * rank, group=group)
+        same(out, torch.arange(size, dtype=torch.float32) * 10 + rank)
+    outs = [torch.empty(other + 1) for other in range(size)]
+    dist.all_to_all(outs, [torch.full((rank + 1,), 1.0 * rank) for _ in range(size)])
+    same(outs, [torch.full((other + 1,), 1.0 * other) for other in range(size)])
+
+
+def messages(rank, size, gloo):
+    after, before = (rank + 1) % size, (rank - 1) % size
+    for turn in range(3):
+        got = torch.empty(4)
+        works = [dist.isend(torch.full((4,), float(rank + turn)), after, tag=7), dist.irecv(got, before, tag=7)]
+        for work in works:
+            work.wait()
+        same(got, torch.full((4,), float(before + turn)))
+    got = torch.empty(3)
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(3) * rank, after), dist.P2POp(dist.irecv, got, before)]):
+        work.wait()
+    same(got, torch.ones(3) * before)
+    if rank == 0:
+        seen = set()
+        for _ in range(size - 1):
+            got = torch.empty(1, dtype=torch.int64)
+            source = dist.recv(got)
+            assert got.item() == source
+            seen.add(source)
+        assert seen == set(range(1, size))
+    else:
+        dist.send(torch.tensor([rank]), 0)
+    if rank == 0:  # tags keep messages apart
+        dist.send(torch.ones(1), 1, tag=1)
+        dist.send(torch.ones(1) * 2, 1, tag=2)
+    elif rank == 1:
+        first, second = torch.empty(1), torch.empty(1)
+        dist.recv(second, 0, tag=2)
+        dist.recv(first, 0, tag=1)
+        assert first.item() == 1 and second.item() == 2
+    wide = torch.zeros(4, 2)
+    if rank == 0:
+        dist.send(torch.arange(4.0), 1)
+    elif rank == 1:
+        dist.recv(wide[:, 0], 0)  # a column
+        same(wide[:, 0], torch.arange(4.0))
+    objects = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank * 100})
+    assert [entry["rank"] for entry in objects] == list(range(size))
+    shared = [{"from": rank}] if rank == 0 else [None]
+    dist.broadcast_object_list(shared, 0)
+    assert shared == [{"from": 0}]
+    given = [None]
+    dist.scatter_object_list(given, list(range(size)) if rank == 0 else None, 0)
+    assert given == [rank]
+
+
+def works(rank, size, gloo):
+    tensor = torch.ones(3)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work.wait() and work.is_completed() and work.is_success() and tensor[0] == size
+    tensors = [torch.full((8,), float(rank)) for _ in range(20)]
+    futures = [dist.all_reduce(entry, async_op=True).get_future() for entry in tensors]
+    doubled = [future.then(lambda done: done.value()[0] * 2) for future in futures]
+    for future in doubled:
+        same(future.wait(), torch.full((8,), float(size * (size - 1))))
+    big = torch.ones(1 << 18)
+    dropped = dist.all_reduce(big, async_op=True)
+    del dropped  # its buffers stay until it has ended
+    dist.barrier()
+    assert big[0] == size
+    dist.barrier(async_op=True).wait()
+    tutti.torch.monitored_barrier()
+    before = dist.group.WORLD._get_sequence_number_for_group()
+    dist.barrier()
+    assert dist.group.WORLD._get_sequence_number_for_group() == before + 1
+    assert dist.get_backend() == "tutti" and dist.get_rank() == rank and dist.get_world_size() == size
+
+
+def groups(rank, size, gloo):
+    for ranks in ([0], [0, 1], list(range(size)), [size - 1, 0]):
+        group = dist.new_group(ranks)
+        if rank in ranks:
+            tensor = torch.ones(2)
+            dist.all_reduce(tensor, group=group)
+            assert tensor[0] == len(set(ranks)) and dist.get_group_rank(group, rank) == sorted(ranks).index(rank)
+            dist.destroy_process_group(group)
+    mine, _ = dist.new_subgroups(1)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=mine)
+    assert tensor.item() == 1
+    local = dist.new_group([0, 1], use_local_synchronization=True) if rank < 2 else None
+    if local is not None:
+        dist.all_reduce(tensor, group=local)
+        assert tensor.item() == 2
+    short = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=60))
+    dist.barrier(group=short)
+
+
+def functional(rank, size, gloo):
+    import torch.distributed._functional_collectives as funcol
+    x = data(rank, (4, 2), torch.float32)
+    for ours, theirs in ((funcol.all_reduce(x, "sum", dist.group.WORLD), funcol.all_reduce(x, "sum", gloo)),
+                         (funcol.all_gather_tensor(x, 0, dist.group.WORLD), funcol.all_gather_tensor(x, 0, gloo)),
+                         (funcol.all_to_all_single(x[:size * (4 // size)], None, None, dist.group.WORLD),
+                          funcol.all_to_all_single(x[:size * (4 // size)], None, None, gloo)),
+                         (funcol.broadcast(x, 1, dist.group.WORLD), funcol.broadcast(x, 1, gloo))):
+        same(funcol.wait_tensor(ours), funcol.wait_tensor(theirs))
+    y = data(rank, (size * 2, 2), torch.float32)
+    scattered = funcol.wait_tensor(funcol.reduce_scatter_tensor(y, "sum", 0, dist.group.WORLD))
+    whole = y.clone()
+    dist.all_reduce(whole, group=gloo)
+    same(scattered, whole[2 * rank:2 * rank + 2])
+    pair = funcol.all_reduce_coalesced([x, y], "sum", dist.group.WORLD)
+    same(funcol.wait_tensor(pair[1]), whole)
+    parts = funcol.all_gather_into_tensor_coalesced([x, y], dist.group.WORLD)
+    same(funcol.wait_tensor(parts[0]), funcol.wait_tensor(funcol.all_gather_tensor(x, 0, gloo)))
+    parts = funcol.reduce_scatter_tensor_coalesced([y, y * 2], "sum", [0, 0], dist.group.WORLD)
+    same(funcol.wait_tensor(parts[1]), 2 * scattered)
+
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second, self.third = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+def train(model, rank, steps=3):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = model(data(rank, (6, 8), torch.float32, step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def data_parallel(rank, size, gloo):
+    results = []
+    for group in (None, gloo):
+        model = nn.parallel.DistributedDataParallel(Network(), process_group=group, bucket_cap_mb=0.001)
+        results.append((train(model, rank), [parameter.detach() for parameter in model.parameters()]))
+    same(*results)
+
+
+def fully_sharded(rank, size, gloo):
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    results = []
+    for mesh in (init_device_mesh("cpu", (size,)), DeviceMesh.from_group(gloo, "cpu")):
+        model = Network()
+        for layer in (model.first, model.second, model.third):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        results.append((train(model, rank), [parameter.full_tensor().detach() for parameter in model.parameters()]))
+    same(*results)
+
+
+def tensors_and_meshes(rank, size, gloo):
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    full = data(0, (size * 2, 6), torch.float32)
+    mesh, other = init_device_mesh("cpu", (size,)), DeviceMesh.from_group(gloo, "cpu")
+    values = []
+    for each in (mesh, other):
+        sharded = distribute_tensor(full, each, [Shard(0)])
+        across = sharded.redistribute(each, [Shard(1)])
+        values.append([sharded.full_tensor(), across.to_local(), (sharded @ sharded.t()).redistribute(each, [Replicate()]).to_local(), sharded.sum().full_tensor()])
+    same(*values)
+    same(values[0][0], full)
+    results = []
+    for each in (mesh, other):
+        model = parallelize_module(Network(), each, {"first": ColwiseParallel(), "second": RowwiseParallel()})
+        results.append(train(model, 0))
+    same(*results)
+    if size % 2 == 0:
+        plane = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("rows", "columns"))
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor, group=plane.get_group("columns"))
+        assert tensor.item() == 2
+
+
+def compiled(rank, size, gloo):
+    import torch.distributed._functional_collectives as funcol
+
+    def function(x):
+        return funcol.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+    fast = torch.compile(function, backend="aot_eager", fullgraph=True)
+    x = data(rank, (4,), torch.float32)
+    same(fast(x), function(x) + 0)
+
+
+def errors(rank, size, gloo):
+    text = str(raises(TypeError, dist.all_reduce, torch.eye(2).to_sparse()))
+    assert "sparse" in text and "to_dense" in text, text
+    raises(ValueError, dist.all_gather_into_tensor, torch.empty(3), torch.empty(2))
+    raises(ValueError, dist.all_to_all_single, torch.empty(size), torch.empty(size), [1] * size, [2] * size)
+    error = raises(dist.DistBackendError, dist.all_reduce, torch.ones(2 + (rank == 0)), group=dist.new_group(list(range(size))))
+    assert error.status == "MISMATCH", error
+    late = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=1))
+    if rank != 1:
+        error = raises(dist.DistBackendError, dist.all_reduce, torch.ones(2), group=late)
+        assert error.status == "TIMEOUT" and error.ranks == (1,), error
+    ended = dist.new_group(list(range(size)))
+    dist.barrier(group=ended)
+    if rank == 0:
+        ended.abort()
+    assert raises(dist.DistBackendError, dist.barrier, group=ended).status == "ABORTED"
+
+
+def twice(rank, size, gloo):
+    dist.destroy_process_group()
+    dist.init_process_group("tutti", rank=rank, world_size=size, store=dist.FileStore(os.environ["TEST_MEET"] + "-again", size), timeout=LONG)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+    mixed = str(raises(ValueError, dist.new_group, list(range(size)), backend="cpu:tutti,cuda:gloo"))
+    assert "tutti" in mixed, mixed
+
+
+def death(rank, size, gloo):
+    """The last rank dies in the middle of a step of DDP: everybody else hears which one, and nobody hangs."""
+    model = nn.parallel.DistributedDataParallel(Network(), process_group=None)
+    train(model, rank, 1)
+    if rank == size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    error = raises(RuntimeError, train, model, rank, 3)
+    assert f"rank {size - 1}" in str(error), error
+    error = raises(dist.DistBackendError, dist.barrier)
+    assert error.status == "DEAD" and error.ranks == (size - 1,), error
+
+
+# ---- starting them ----
+
+def rank_main(rank, name, size, folder):
+    try:
+        os.environ["TEST_MEET"] = f"{folder}/{name}"
+        dist.init_process_group("tutti", rank=rank, world_size=size, store=dist.FileStore(f"{folder}/{name}", size), timeout=LONG)
+        gloo = dist.new_group(list(range(size)), backend="gloo", timeout=LONG)
+        for part in name.split("+"):
+            globals()[part](rank, size, gloo)
+        if "death" in name:
+            os._exit(0)  # gloo would wait for the dead
+        dist.destroy_process_group()
+        result = None
+    except BaseException:
+        result = traceback.format_exc()
+    with open(f"{folder}/{name}.{rank}.result", "wb") as file:
+        pickle.dump(result, file)
+    if "death" in name or result is not None:
+        os._exit(1)
+
+
+def run(name, size):
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        ranks = [context.Process(target=rank_main, args=(rank, name, size, folder)) for rank in range(size)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+        for rank, process in enumerate(ranks):
+            expected = -signal.SIGKILL if name == "death" and rank == size - 1 else 0
+            if process.exitcode != expected:
+                path = pathlib.Path(folder, f"{name}.{rank}.result")
+                print(f"FAILED {name}: rank {rank} of {size} ended with {process.exitcode}\n{pickle.loads(path.read_bytes()) if path.exists() else ''}")
+                return False
+    print(f"ok {name} with {size} ranks", flush=True)
+    return True
+
+
+if __name__ == "__main__":
+    chosen = sys.argv[1:]
+    tests = [("reductions+moves+messages+works+groups+functional", 2), ("moves+messages+groups+errors", 3), ("data_parallel+fully_sharded+tensors_and_meshes", 2),
+             ("data_parallel+tensors_and_meshes", 4), ("compiled+twice", 2), ("death", 3)]
+    good = [run(name, size) for name, size in tests if not chosen or any(word in name for word in chosen)]
+    print(f"{sum(good)} passed, {len(good) - sum(good)} failed")
+    sys.exit(0 if all(good) else 1)
