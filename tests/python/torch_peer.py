@@ -12,6 +12,11 @@ import tempfile
 import traceback
 import warnings
 
+if os.environ.get("TEST_PYTHON") and os.path.realpath(os.environ["TEST_PYTHON"]) != os.path.realpath(sys.executable) and "torch" not in sys.modules:
+    try:
+        import torch  # noqa: F401
+    except ImportError:  # the one that has it
+        os.execv(os.environ["TEST_PYTHON"], [os.environ["TEST_PYTHON"], *sys.argv])
 build = pathlib.Path(os.environ.get("TEST_BUILD", "build/release"))
 if os.environ.get("TEST_SANITIZE"):
     print("skipped: a library with a sanitizer cannot be loaded late")

@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""torch.distributed on Tutti beside gloo, in the same processes, in turns: all_reduce of several sizes, a step of DDP and one of FSDP2.
+
+    PYTHONPATH=build/release/python python3 bench/torch_backend.py [--ranks 2] [--rounds 9] [--sizes 8,4096,1048576,67108864] [--steps]
+"""
+import argparse
+import datetime
+import os
+import statistics
+import tempfile
+import time
+import warnings
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+import torch.nn as nn
+
+import tutti.torch  # noqa: F401
+
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+warnings.simplefilter("ignore", FutureWarning)
+
+
+def timed(function, count):
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(count):
+        function()
+    seconds = torch.tensor([(time.perf_counter() - begin) / count], dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    return seconds.item()
+
+
+def compare(name, ours, theirs, count, rounds, rank):
+    for function in (ours, theirs):
+        function()
+        function()
+    times = [[], []]
+    for _ in range(rounds):
+        for i, function in enumerate((ours, theirs)):
+            times[i].append(timed(function, count[i]))
+    ratios = sorted(left / right for left, right in zip(*times))
+    if rank == 0:
+        left, right = (statistics.median(each) * 1e6 for each in times)
+        print(f"{name:24} {left:12.1f} us {right:12.1f} us   {statistics.median(ratios):.3f}  ({ratios[0]:.3f} to {ratios[-1]:.3f})", flush=True)
+
+
+def model():
+    torch.manual_seed(1)
+    return nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(512, 512), nn.ReLU())])
+
+
+def step(wrapped, x):
+    def run():
+        wrapped.zero_grad()
+        wrapped(x).square().mean().backward()
+    return run
+
+
+def main(rank, options, meet):
+    torch.set_num_threads(1)
+    dist.init_process_group("tutti", rank=rank, world_size=options.ranks, store=dist.FileStore(meet, options.ranks), timeout=datetime.timedelta(seconds=300))
+    gloo = dist.new_group(list(range(options.ranks)), backend="gloo")
+    if rank == 0:
+        print(f"{options.ranks} ranks, PyTorch {torch.__version__}\n{'':24} {'tutti':>12}    {'gloo':>12}      ratio", flush=True)
+    for size in [int(text) for text in options.sizes.split(",") if text]:
+        x = torch.ones(max(1, size // 4))
+        count = (max(2, min(2000, (1 << 24) // size)), max(1, min(100, (1 << 23) // size)))
+        compare(f"all_reduce {size} B", lambda: dist.all_reduce(x), lambda: dist.all_reduce(x, group=gloo), count, options.rounds, rank)
+    if options.steps:
+        x = torch.randn(32, 512)
+        compare("DDP step", step(nn.parallel.DistributedDataParallel(model(), process_group=None), x),
+                step(nn.parallel.DistributedDataParallel(model(), process_group=gloo), x), (5, 5), options.rounds, rank)
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        steps = []
+        for mesh in (init_device_mesh("cpu", (options.ranks,)), DeviceMesh.from_group(gloo, "cpu")):
+            whole = model()
+            for layer in whole:
+                if isinstance(layer, nn.Linear):
+                    fully_shard(layer, mesh=mesh)
+            steps.append(step(fully_shard(whole, mesh=mesh), x))
+        compare("FSDP2 step", *steps, (5, 5), options.rounds, rank)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--sizes", default="8,4096,1048576,67108864")
+    parser.add_argument("--steps", action="store_true", help="also steps of DDP and FSDP2")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(main, (given, folder + "/meet"), given.ranks)
