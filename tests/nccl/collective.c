@@ -68,9 +68,9 @@ static tutti_status all_reduce(tutti_group *group, const void *in, void *out, si
     return tutti_all_reduce(group, in, out, count, dtype, reduction, call);
 }
 
-/* NCCL has no 16-bit integers, bit operations, averages of integers, or factors of small types. */
+/* NCCL has no 16-bit integers and no bit operations; of factors Tutti gives it those of wide types. */
 static bool nccl_has(tutti_dtype dtype, tutti_reduction reduction) {
-    bool integer = dtype >= TUTTI_I8 && dtype <= TUTTI_BOOL, complex = dtype == TUTTI_C64 || dtype == TUTTI_C128;
+    bool complex = dtype == TUTTI_C64 || dtype == TUTTI_C128;
     bool wide = dtype == TUTTI_F32 || dtype == TUTTI_F64 || complex;
     if (dtype == TUTTI_I16 || dtype == TUTTI_U16)
         return false;
@@ -78,7 +78,7 @@ static bool nccl_has(tutti_dtype dtype, tutti_reduction reduction) {
     case TUTTI_SUM:
         return true;
     case TUTTI_AVG:
-        return !integer;
+        return dtype != TUTTI_BOOL;
     case TUTTI_PREMUL_SUM:
         return wide;
     case TUTTI_BAND:
@@ -310,7 +310,13 @@ TEST_NCCL(an_abort_ends_what_is_in_the_stream) {
     *(void **)&launch = dlsym(gpu.library, "cuLaunchHostFunc");
     if (tutti_group_rank(group) == 1)
         CHECK_CUDA(launch(stream, sleep_on_host, (void *)(uintptr_t)&seconds));
+    tutti_group *other;
+    int ranks[64];
+    for (int i = 0; i < tutti_group_size(group); i++)
+        ranks[i] = i;
+    CHECK_OK(tutti_group_new(world, ranks, tutti_group_size(group), NULL, &other));
     CHECK_OK(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL));
+    CHECK_OK(tutti_barrier(other, NULL));
     if (tutti_group_rank(group) == 0)
         CHECK_OK(tutti_group_abort(group, "the test says so"));
     tutti_status status = TUTTI_OK;
@@ -321,6 +327,7 @@ TEST_NCCL(an_abort_ends_what_is_in_the_stream) {
     CHECK_EQ(status, TUTTI_ERROR_ABORTED);
     nccl_settle();
     gpu_private_free(buffer);
+    tutti_group_release(other);
 }
 
 /* Without different hosts NCCL refuses two ranks on one GPU; Tutti says so before. */

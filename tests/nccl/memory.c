@@ -64,6 +64,7 @@ TEST_NCCL_RANKS(a_group_of_the_same_name_made_again_has_windows_of_its_own, 1) {
         nccl_settle();
         CHECK_EQ(got, value);
         tutti_peers_release(peers);
+        CHECK_OK(tutti_group_destroy(group));
         tutti_group_release(group);
     }
     tutti_memory_release(memory);

@@ -53,7 +53,7 @@ static bool find_type(tutti_dtype dtype, arithmetic *found) {
 /* Whether NCCL has the reduction of such elements, and which it is. Of premul_sum the operator is made for each call.
  */
 static bool find_reduction(const arithmetic *arithmetic, tutti_reduction reduction, ncclRedOp_t *op) {
-    bool integer = arithmetic->type <= ncclUint64, complex = arithmetic->times > 1;
+    bool complex = arithmetic->times > 1;
     switch (reduction) {
     case TUTTI_SUM:
         *op = arithmetic->boolean ? ncclMax : ncclSum; /* a sum of booleans is their or */
@@ -70,8 +70,8 @@ static bool find_reduction(const arithmetic *arithmetic, tutti_reduction reducti
         *op = reduction == TUTTI_BOR ? ncclMax : ncclMin;
         return arithmetic->boolean;
     case TUTTI_AVG:
-        *op = ncclAvg;
-        return !integer;
+        *op = ncclAvg; /* of integers it truncates, as Tutti's does */
+        return !arithmetic->boolean;
     case TUTTI_PREMUL_SUM:
         *op = ncclSum;
         return arithmetic->type == ncclFloat32 || arithmetic->type == ncclFloat64;

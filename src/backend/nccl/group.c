@@ -70,6 +70,8 @@ static tutti_status look(const tu_nccl_group *on, int64_t deadline, int64_t *nex
 tutti_status tu_nccl_settle(tu_nccl_group *on, ncclResult_t result, int64_t deadline, const char *what) {
     int64_t next_look = 0;
     tutti_status status = TUTTI_OK;
+    if (result == ncclSuccess) /* some calls say so and go on in a thread of NCCL's: registering a window does */
+        result = ncclInProgress;
     for (unsigned looks = 0; result == ncclInProgress && status == TUTTI_OK; looks++) {
         ncclResult_t asked = on->nccl->library.ncclCommGetAsyncError(on->comm, &result);
         if (asked != ncclSuccess)
@@ -214,10 +216,9 @@ static tutti_status enter_nccl(tu_nccl_group *on, const ncclUniqueId *id, int64_
     if (status != TUTTI_OK)
         return status;
     ncclResult_t result = nccl->library.ncclCommInitRankConfig(&on->comm, on->size, *id, on->rank, &config);
-    if (result == ncclSuccess) /* it goes on in a thread of NCCL's */
-        result = ncclInProgress;
-    status = tu_nccl_settle(on, on->comm == NULL && result == ncclInProgress ? ncclInternalError : result, deadline,
-                            "making the communicator");
+    if (on->comm == NULL && (result == ncclSuccess || result == ncclInProgress))
+        result = ncclInternalError;
+    status = tu_nccl_settle(on, result, deadline, "making the communicator");
     tu_cuda_leave(&nccl->cuda);
     return status;
 }

@@ -48,6 +48,11 @@ tutti_status tu_nccl_library_load(const tu_backend_host *host, tu_nccl_library *
                            library->path[0] != 0 ? library->path : "libnccl.so.2");
     if (library->version < TU_NCCL_OLDEST)
         return too_old(host, library);
+#define X(since, name, result, parameters) \
+    if ((since) > library->version)        \
+        library->name = NULL;
+    TU_NCCL_FUNCTIONS(X)
+#undef X
     if (missing != NULL)
         return host->error(TUTTI_ERROR_BACKEND, "NCCL %d.%d.%d (%s) lacks %s: " INSTALL, library->version / 10000,
                            library->version / 100 % 100, library->version % 100, library->path, missing);
