@@ -4,33 +4,60 @@
  * cache line with a flag goes to each other rank, with the data in it where there is room; longer data is copied to
  * shared memory by who has it and from there by who needs it. No call is checked, nothing has a deadline, nobody may
  * die, the buffers are private. It stands in the tables beside Tutti and its peers, as no contender.
+ *
+ * Built with FLOOR_RECORDED, barriers and sums in a line keep what Tutti promises of every call and no more: a
+ * signature that is compared, a look at whether the group lives, and a record with two times that others can read. With
+ * FLOOR_ONE_COPY, long parts are read where they lie by the kernel (process_vm_readv), and not staged.
  */
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "base/wait.h"
 #include "worker.h"
 
-#define SLOT ((size_t)64 << 10) /* the longest that one rank hands over in a call */
-#define INLINE 48               /* bytes that fit beside the flag */
-#define MOST 16                 /* ranks */
-#define RING 4                  /* messages from one rank to another that have not been taken */
+#ifndef FLOOR_RECORDED
+#define FLOOR_RECORDED 0
+#endif
+#ifndef FLOOR_ONE_COPY
+#define FLOOR_ONE_COPY 0
+#endif
+
+#define SLOT ((size_t)512 << 10) /* the longest that one rank hands over at once */
+#define RECORDS 2048             /* kept of the last calls */
+#define INLINE 48                /* bytes that fit beside the flag */
+#define MOST 16                  /* ranks */
+#define RING 4                   /* messages from one rank to another that have not been taken */
 
 typedef struct line {
     _Alignas(128) _Atomic uint64_t flag;
+    uint64_t signature;
     unsigned char payload[INLINE];
 } line;
+
+typedef struct record {
+    _Alignas(128) uint64_t began, ended, sequence, signature, count, status;
+} record;
 
 typedef struct member {
     _Alignas(4096) line arrive[2]; /* flag: the call */
     _Alignas(4096) line staged;    /* flag: bytes that this rank has ever put into its slots */
     _Alignas(4096) line taken;     /* flag: the last broadcast that this rank has read */
     _Alignas(4096) line ring[MOST][RING];
-    line ring_taken[MOST]; /* how many messages of a rank this one has taken */
+    line ring_taken[MOST];            /* how many messages of a rank this one has taken */
+    _Alignas(4096) line round_staged; /* flag: the last round of long parts that this rank has staged, or offered */
+    _Alignas(4096) line round_taken;  /* flag: … and taken from all others */
+    _Atomic uint64_t ended;           /* as a group that has ended would say */
+    _Alignas(4096) record records[RECORDS];
     _Alignas(4096) unsigned char slots[2][SLOT];
 } member;
+
+/* Where a long part lies, for who reads it there; in the payload of round_staged. */
+typedef struct offer {
+    uint64_t pid, address;
+} offer;
 
 static const bool peer_exact = true;
 
@@ -90,13 +117,62 @@ static void peer_close(void) {
     munmap(members, (size_t)size * sizeof(member));
 }
 
+/* ---- what is promised of every call ---- */
+
+static uint64_t ticks(void) {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#else
+    return (uint64_t)now();
+#endif
+}
+
+/* What all ranks must have called alike. */
+static uint64_t signature_of(size_t count) {
+    return (call ^ count * UINT64_C(0x9e3779b97f4a7c15)) * UINT64_C(0xff51afd7ed558ccd);
+}
+
+static void say(uint64_t signature) {
+    if (FLOOR_RECORDED && atomic_load_explicit(&members[rank].ended, memory_order_acquire) != 0)
+        exit(1);
+    members[rank].arrive[call & 1].signature = signature;
+}
+
+static void compare(int from, uint64_t signature) {
+    if (FLOOR_RECORDED && members[from].arrive[call & 1].signature != signature) {
+        fprintf(stderr, "rank %d called something else\n", from);
+        exit(1);
+    }
+}
+
+static void record_begin(uint64_t signature, size_t count) {
+    record *one = &members[rank].records[call % RECORDS];
+    if (FLOOR_RECORDED)
+        *one = (record){ .began = ticks(), .sequence = call, .signature = signature, .count = count, .status = 1 };
+}
+
+static void record_end(void) {
+    record *one = &members[rank].records[call % RECORDS];
+    if (FLOOR_RECORDED) {
+        one->ended = ticks();
+        one->status = 0;
+    }
+}
+
 static void peer_barrier(void) {
     call++;
+    uint64_t signature = signature_of(0);
+    say(signature);
     publish(&members[rank].arrive[call & 1].flag, call);
-    for (int from = 0; from < size; from++)
-        if (from != rank)
-            await(&members[from].arrive[call & 1].flag, call);
+    record_begin(signature, 0);
+    for (int from = 0; from < size; from++) {
+        if (from == rank)
+            continue;
+        await(&members[from].arrive[call & 1].flag, call);
+        compare(from, signature);
+    }
     reclaim();
+    record_end();
 }
 
 static bool peer_understands(const char *name) {
@@ -109,12 +185,17 @@ static size_t peer_element(void) {
 
 static void *peer_buffer(int which, size_t bytes, bool symmetric) {
     static void *buffers[3];
+    static size_t rooms[3];
     (void)symmetric;
-    size_t room = SLOT; /* of all parts together */
-    if (bytes > room || (buffers[which] == NULL && posix_memalign(&buffers[which], 4096, room) != 0)) {
+    if (bytes <= rooms[which])
+        return buffers[which];
+    free(buffers[which]);
+    rooms[which] = bytes;
+    if (posix_memalign(&buffers[which], 4096, bytes) != 0) {
         fprintf(stderr, "no memory for %zu bytes\n", bytes);
         exit(1);
     }
+    memset(buffers[which], 0, bytes);
     return buffers[which];
 }
 
@@ -134,11 +215,16 @@ static void small_all_reduce(const float *in, float *out, size_t count) {
     float sum[INLINE / sizeof(float)];
     size_t bytes = count * sizeof(float);
     call++;
+    uint64_t signature = signature_of(count);
+    say(signature);
     memcpy(members[rank].arrive[call & 1].payload, in, bytes);
     publish(&members[rank].arrive[call & 1].flag, call);
+    record_begin(signature, count);
     for (int from = 0; from < size; from++) {
-        if (from != rank)
+        if (from != rank) {
             await(&members[from].arrive[call & 1].flag, call);
+            compare(from, signature);
+        }
         const float *theirs = from == rank ? in : (const float *)(const void *)members[from].arrive[call & 1].payload;
         if (from == 0)
             memcpy(sum, theirs, bytes);
@@ -147,6 +233,7 @@ static void small_all_reduce(const float *in, float *out, size_t count) {
     }
     memcpy(out, sum, bytes);
     reclaim();
+    record_end();
 }
 
 /* Where the others find this rank's data in this call. Who has come to a call has left the one before the last: two
@@ -183,7 +270,92 @@ static void all_reduce(const float *in, float *out, size_t count) {
     }
 }
 
+/* What others send lies in the order of their targets, without their own part. */
+static size_t place_of(int target, int owner, size_t bytes) {
+    return (size_t)(target - (target > owner)) * bytes;
+}
+
+/* ---- long parts ---- */
+
+static uint64_t rounds;
+
+static void await_others(size_t at, uint64_t value) {
+    for (int from = 0; from < size; from++)
+        if (from != rank)
+            await(&((const line *)(const void *)((const char *)&members[from] + at))->flag, value);
+}
+
+/* Each rank's part for each other; `parts`: in the input one after the other, or one that all take. */
+static void move_in_rounds(const char *in, char *out, size_t bytes, bool parts) {
+    size_t share = parts ? SLOT / (size_t)(size - 1) / 64 * 64 : SLOT, own = parts ? (size_t)rank * bytes : 0;
+    for (size_t done = 0; done < bytes; done += share) {
+        size_t piece = bytes - done < share ? bytes - done : share;
+        rounds++;
+        await_others(offsetof(member, round_taken), rounds - 2); /* who had what lay in this slot before */
+        for (int to = 0; to < size; to++)
+            if (parts ? to != rank : to == 0)
+                memcpy(members[rank].slots[rounds & 1] + (parts ? place_of(to, rank, share) : 0),
+                       in + (parts ? (size_t)to * bytes : 0) + done, piece);
+        publish(&members[rank].round_staged.flag, rounds);
+        memcpy(out + (size_t)rank * bytes + done, in + own + done, piece);
+        for (int from = 0; from < size; from++) {
+            if (from == rank)
+                continue;
+            await(&members[from].round_staged.flag, rounds);
+            memcpy(out + (size_t)from * bytes + done,
+                   members[from].slots[rounds & 1] + (parts ? place_of(rank, from, share) : 0), piece);
+        }
+        publish(&members[rank].round_taken.flag, rounds);
+    }
+}
+
+static void read_part(int from, char *to, size_t offset, size_t bytes) {
+    offer their;
+    memcpy(&their, members[from].round_staged.payload, sizeof their);
+    struct iovec local = { to, bytes }, remote = { (void *)(uintptr_t)(their.address + offset), bytes };
+    for (ssize_t got; local.iov_len != 0; local.iov_len -= (size_t)got, remote.iov_len -= (size_t)got) {
+        got = process_vm_readv((pid_t)their.pid, &local, 1, &remote, 1, 0);
+        if (got <= 0) {
+            fprintf(stderr, "process_vm_readv: %s\n", strerror(errno));
+            exit(1);
+        }
+        local.iov_base = (char *)local.iov_base + got;
+        remote.iov_base = (char *)remote.iov_base + got;
+    }
+}
+
+/* The same by one copy, which the kernel makes. */
+static void move_by_kernel(const char *in, char *out, size_t bytes, bool parts) {
+    offer mine = { (uint64_t)getpid(), (uint64_t)(uintptr_t)in };
+    rounds++;
+    memcpy(members[rank].round_staged.payload, &mine, sizeof mine);
+    publish(&members[rank].round_staged.flag, rounds);
+    memcpy(out + (size_t)rank * bytes, in + (parts ? (size_t)rank * bytes : 0), bytes);
+    for (int from = 0; from < size; from++) {
+        if (from == rank)
+            continue;
+        await(&members[from].round_staged.flag, rounds);
+        read_part(from, out + (size_t)from * bytes, parts ? (size_t)rank * bytes : 0, bytes);
+    }
+    publish(&members[rank].round_taken.flag, rounds);
+    await_others(offsetof(member, round_taken), rounds);
+}
+
+static bool is_long(size_t bytes) {
+    return bytes * (size_t)size > SLOT;
+}
+
+static void move_long(const char *in, char *out, size_t bytes, bool parts) {
+    (FLOOR_ONE_COPY ? move_by_kernel : move_in_rounds)(in, out, bytes, parts);
+}
+
+/* ---- moves ---- */
+
 static void all_gather(const char *in, char *out, size_t bytes) {
+    if (is_long(bytes)) {
+        move_long(in, out, bytes, false);
+        return;
+    }
     call++;
     stage(in, 0, bytes);
     memcpy(out + (size_t)rank * bytes, in, bytes);
@@ -195,12 +367,11 @@ static void all_gather(const char *in, char *out, size_t bytes) {
     }
 }
 
-/* What others send lies in the order of their targets, without their own part. */
-static size_t place_of(int target, int owner, size_t bytes) {
-    return (size_t)(target - (target > owner)) * bytes;
-}
-
 static void all_to_all(const char *in, char *out, size_t bytes) {
+    if (is_long(bytes)) {
+        move_long(in, out, bytes, true);
+        return;
+    }
     call++;
     for (int to = 0; to < size; to++)
         if (to != rank)

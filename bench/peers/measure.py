@@ -124,13 +124,14 @@ def start(build, ranks, cpus, folder, versions, wanted):
     contenders, crowded = [], cpus == "-"
 
     def add(name, label, command, environments=None):
-        if not wanted or name in wanted or name in ("tutti", "floor"):
+        if not wanted or name in wanted or name in ("tutti", "floor", "floor_recorded"):
             contenders.append(Contender(name, label, command, ranks, cpus, environments))
 
     add("tutti", "Tutti", [os.path.join(build, "bin", "tutti"), "run", "-q", "--bind", "none", "-n", str(ranks), os.path.join(build, "bench", "peers", "tutti")])
-    floor = os.path.join(build, "bench", "peers", "floor")
-    if ranks <= 16 and os.path.exists(floor):
-        add("floor", "floor", [os.path.join(build, "bin", "tutti"), "run", "-q", "--bind", "none", "-n", str(ranks), floor])
+    for name, label, file in (("floor", "floor", "floor"), ("floor_recorded", "floor, recorded", "recorded"), ("floor_one_copy", "floor, one copy", "one_copy")):
+        program = os.path.join(build, "bench", "peers", file)
+        if ranks <= 16 and os.path.exists(program) and (name in wanted or name != "floor_one_copy"):  # the kernel may refuse that one
+            add(name, label, [os.path.join(build, "bin", "tutti"), "run", "-q", "--bind", "none", "-n", str(ranks), program])
     openmpi = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
     compiler = shutil.which("mpicc.openmpi") or shutil.which("mpicc")
     if openmpi and compiler and "Open MPI" in first_line(openmpi, "--version") + first_line("ompi_info", "--version"):
@@ -177,16 +178,23 @@ def rows_of(quick):
 def competitors(row, contenders):
     """(name of the column, contender, buffers)"""
     operation, dtype = row[0], row[1]
-    tutti, others = contenders[0], [c for c in contenders[1:] if c.name != "floor" or has_floor(row)]
+    tutti, others = contenders[0], [c for c in contenders[1:] if not c.name.startswith("floor") or has_floor(row, c.name)]
     if operation == "barrier":
         return [("tutti", tutti, "private")] + [(c.name, c, "private") for c in others]
     mine = [("tutti_symmetric", tutti, "symmetric"), ("tutti_private", tutti, "private")]
     return mine + ([(c.name, c, "private") for c in others] if dtype == "f32" else [])
 
 
-def has_floor(row):
-    """Which rows have a floor: short ones. How long data is moved best is a matter of caches, which floor.c knows nothing of; copies are their limit."""
-    return row[2] <= (64 if row[0] == "exchange" else 4 * KIB)
+def has_floor(row, name):
+    """Which rows have a floor: short ones, and of long ones the moves, which are copies and nothing else. How long reductions are done best is a matter of
+    caches, which floor.c knows nothing of; a copy is their limit."""
+    operation, size = row[0], row[2]
+    is_move = operation in ("all_gather", "all_to_all")
+    if name == "floor_recorded":
+        return operation in ("barrier", "all_reduce") and size <= 48
+    if name == "floor_one_copy":
+        return is_move and size >= MIB
+    return is_move or size <= (64 if operation == "exchange" else 4 * KIB)
 
 
 def command(row, buffers, measurements, batch, check):
@@ -256,8 +264,8 @@ def show(row, ranks, found):
     best = min(peers.values()) if peers else None
     text = " ".join(f"{name} {median(one['rounds']) / 1e3:.2f}" for name, one in found.items())
     ratios = " ".join(f"{name[6:] or name} {median(one['rounds']) / best:.2f}" for name, one in found.items() if name.startswith("tutti")) if best else ""
-    if best and "floor" in found:
-        ratios += f" floor {median(found['floor']['rounds']) / best:.2f}"
+    for name in [name for name in found if best and name.startswith("floor")]:
+        ratios += f" {name} {median(found[name]['rounds']) / best:.2f}"
     wrong = [name for name, one in found.items() if one["wrong"] > 0]
     print(f"{ranks} ranks {' '.join(map(str, row))}: {text} us | ratio {ratios}{' WRONG ' + ','.join(wrong) if wrong else ''}", flush=True)
 
