@@ -104,11 +104,35 @@ void tu_reduce_beside(void *const *to, int to_count, const void *const *from, in
     tu_float_control_leave(control);
 }
 
+/* A few numbers to one place, as gradients' norms and losses are: finding the kernel and setting up its loop would take
+ * longer than the sums. The same order, and so the same bits; tests/kernel/reduce.c compares them. */
+#define FEW 4
+
+static float number_at(const void *from, size_t index) {
+    float number;
+    memcpy(&number, (const char *)from + index * sizeof number, sizeof number); /* it may lie anywhere */
+    return number;
+}
+
+static void sum_few(char *to, const void *const *from, int from_count, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        float sum = number_at(from[0], i);
+        for (int source = 1; source < from_count; source++)
+            sum += number_at(from[source], i);
+        memcpy(to + i * sizeof sum, &sum, sizeof sum);
+    }
+}
+
 void tu_reduce_many(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
                     tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags) {
+    uint64_t control = tu_float_control_enter();
+    if (count <= FEW && dtype == TUTTI_F32 && reduction == TUTTI_SUM && to_count == 1 && from_count > 0) {
+        sum_few(to[0], from, from_count, count);
+        tu_float_control_leave(control);
+        return;
+    }
     take_apart(&dtype, &count);
     tu_reduce_args args = arguments(to, to_count, from, from_count, reduction, factors, flags);
-    uint64_t control = tu_float_control_enter();
     run(&args, count, dtype, reduction);
     tu_float_control_leave(control);
 }
