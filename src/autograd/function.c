@@ -151,14 +151,15 @@ static int place_in(tt_tensor *const *list, size_t count, const tt_tensor *x) {
     return -1;
 }
 
-/* An input that forward returned unchanged comes back as a view of itself. *output is held, and replaced. */
-static tutti_status pass_through(tt_tensor **output) {
+/* An input that forward returned unchanged comes back as a view of itself; detached, as a tensor of its own on the same
+ * memory. *output is held, and replaced. */
+static tutti_status pass_through(tt_tensor **output, bool detached) {
     tt_tensor *input = *output;
     tu_shape shape = tu_shape_of(input);
     tt_tensor *alias = tu_tensor_alias(input, &shape);
     if (alias == NULL)
         return TUTTI_ERROR_MEMORY;
-    tutti_status status = tu_history_note_view(input, alias);
+    tutti_status status = detached ? TUTTI_OK : tu_history_note_view(input, alias);
     tu_tensor_drop(input);
     *output = alias;
     return status;
@@ -174,7 +175,7 @@ static tutti_status attach(tt_function_context *context, tu_node *node, tt_tenso
         return TUTTI_OK;
     if (is_dirty(context, x))
         return tu_history_rebase(x, node, input, index);
-    tutti_status status = input >= 0 ? pass_through(output) : TUTTI_OK;
+    tutti_status status = input >= 0 ? pass_through(output, false) : TUTTI_OK;
     if (status != TUTTI_OK)
         return status;
     x = *output;
@@ -363,7 +364,7 @@ tt_tensor_list tt_apply(const tt_function *function, tt_tensor_list inputs, void
         status = record(context, inputs, count, outputs);
     for (int i = 0; i < count && !wants && status == TUTTI_OK; i++)
         if (in_list(inputs.at, inputs.count, outputs[i]) && !is_dirty(context, outputs[i]))
-            status = pass_through(&outputs[i]);
+            status = pass_through(&outputs[i], tt_requires_grad(outputs[i])); /* its history ends here */
     if (context->node == NULL)
         context_free(context);
     for (int i = 0; i < count; i++)

@@ -339,6 +339,8 @@ TEST(a_function_that_returns_its_argument_gives_an_alias_without_gradients_too) 
     tt_tensor *y = tt_apply(&same, tt_tensors(x), NULL).at[0];
     tt_grad_mode(recording);
     CHECK(y != x && tt_same_storage(x, y) && !tt_requires_grad(y));
+    tt_fill_(y, 3); /* a tensor of its own: no view of a leaf, as a plain view with gradients off would be */
+    CHECK(tt_error_pending() == TUTTI_OK && tt_version(x) == 1 && tt_item(tt_sum(x)) == 6);
     done(&scope);
 }
 
