@@ -410,11 +410,43 @@ static pole poles_of(const program *what, const report *ours, const report *thei
     return found;
 }
 
-static bool values_differ(const record *a, const record *b, double tolerance, pole poles, char *why, size_t size) {
-    double scale = 1, huge = tolerance > 1e-6 ? 1e4 : 1e8; /* f32 has fewer digits to lose */
-    for (int64_t i = 0; i < a->count; i++)
-        if (isfinite(a->values[i]))
-            scale = fmax(scale, fabs(a->values[i]));
+static double largest(const record *of) {
+    double found = 0;
+    for (int64_t i = 0; of->values != NULL && i < of->count; i++)
+        found = isfinite(of->values[i]) ? fmax(found, fabs(of->values[i])) : found;
+    return found;
+}
+
+/* How far the two may lie apart in this program. */
+typedef struct leeway {
+    double tolerance;
+    pole poles;
+    double slopes;     /* beyond a pole: the largest derivative. Terms as large as that may cancel in the others */
+    bool complex_ends; /* a complex number became infinite or NaN: which parts of it depends on the order of products */
+} leeway;
+
+static leeway leeway_of(const program *what, const report *ours, const report *theirs) {
+    leeway found = { fmax(tolerance_of_program(ours), tolerance_of_program(theirs)), poles_of(what, ours, theirs), 0,
+                     false };
+    for (int side = 0; side < 2; side++) {
+        const report *one = side == 0 ? ours : theirs;
+        for (int i = 0; i < one->count; i++) {
+            const record *each = &one->records[i];
+            if (found.poles != NO_POLE && strncmp(each->name, "first", 5) == 0)
+                found.slopes = fmax(found.slopes, largest(each));
+            for (int64_t k = 0; tu_is_complex(each->dtype) && each->values != NULL && k < each->count; k++)
+                found.complex_ends = found.complex_ends || !isfinite(each->values[k]);
+        }
+    }
+    return found;
+}
+
+static bool values_differ(const record *a, const record *b, const leeway *of, char *why, size_t size) {
+    double tolerance = of->tolerance, huge = tolerance > 1e-6 ? 1e4 : 1e8; /* f32 has fewer digits to lose */
+    double scale = fmax(1, largest(a));
+    pole poles = of->poles;
+    if (strncmp(a->name, "first", 5) == 0)
+        scale = fmax(scale, of->slopes);
     for (int64_t i = 0; i < a->count; i++) {
         double x = a->values[i], y = b->values[i];
         bool same = x == y || (isnan(x) && isnan(y)) || fabs(x - y) <= tolerance * scale;
@@ -424,8 +456,10 @@ static bool values_differ(const record *a, const record *b, double tolerance, po
             same = true;
         if (!same && poles == POLE_OF_OTHER_BITS && isfinite(x) != isfinite(y))
             same = true;
-        if (!same && tu_is_complex(a->dtype) && (!isfinite(x) || !isfinite(y)))
-            same = true; /* which parts become infinite or NaN depends on the order of their products */
+        if (!same && poles == POLE_OF_OTHER_BITS && fabs(x - y) <= 0.05 * tolerance * x * x)
+            same = true; /* an error of 1 / x is one of x, times its own square */
+        if (!same && of->complex_ends && (!isfinite(x) || !isfinite(y)))
+            same = true;
         if (!same && tolerance > 1e-3 && (!isfinite(x) || !isfinite(y) || fabs(x) > 1e3))
             same = true; /* near the ends of a narrow type */
         if (!same)
@@ -444,7 +478,7 @@ static bool all_zero(const record *what, bool of_peer, double tolerance) {
     return gradient;
 }
 
-static bool records_differ(const record *a, const record *b, double tolerance, pole poles, char *why, size_t size) {
+static bool records_differ(const record *a, const record *b, const leeway *of, char *why, size_t size) {
     if (a->refused || b->refused) {
         if (a->refused && b->refused)
             return false;
@@ -453,7 +487,7 @@ static bool records_differ(const record *a, const record *b, double tolerance, p
     }
     if (a->absent || b->absent) { /* an absent gradient is zero */
         const record *there = a->absent ? b : a;
-        return a->absent != b->absent && !all_zero(there, there == b, tolerance) &&
+        return a->absent != b->absent && !all_zero(there, there == b, of->tolerance) &&
                because(why, size, "%s is there only in %s", a->name, a->absent ? "PyTorch" : "Tutti");
     }
     if (a->dtype != b->dtype || !same_dims(&a->sizes, &b->sizes))
@@ -469,7 +503,7 @@ static bool records_differ(const record *a, const record *b, double tolerance, p
     if (a->count != b->count)
         return because(why, size, "%s has %lld values; in PyTorch %lld", a->name, (long long)a->count,
                        (long long)b->count);
-    return values_differ(a, b, tolerance, poles, why, size);
+    return values_differ(a, b, of, why, size);
 }
 
 /* What an operator saves is its own affair: of these PyTorch keeps other tensors than Tutti, so that a write into one
@@ -494,12 +528,13 @@ static bool strides_differ(const record *a, const record *b) {
 /* Where a hook changes gradients, second derivatives depend on how the first were computed, and what a tensor kept of
  * its gradients has a part of both. Those of narrow types are mostly noise, and so are those of f32 near a pole, where
  * large terms cancel: f64 shows whether the formula is right. */
-static bool second_depends(const program *what, const record *of, double tolerance, pole poles) {
+static bool second_depends(const program *what, const record *of, const leeway *by) {
     bool hooks = false;
     int index = 0;
     if (sscanf(of->name, "grad t%d", &index) == 1 && strcmp(what->lines[index].row->name, "leaf") != 0)
         return true;
-    if (strncmp(of->name, "second t", 8) == 0 && (tolerance > 1e-2 || (tolerance > 1e-6 && poles != NO_POLE)))
+    if (strncmp(of->name, "second t", 8) == 0 &&
+        (by->tolerance > 1e-2 || (by->tolerance > 1e-6 && by->poles != NO_POLE)))
         return true;
     for (int i = 0; i < what->count; i++) {
         const char *name = what->lines[i].row->name;
@@ -579,13 +614,12 @@ bool fails_against_peer(const program *what, void *context, char *why, size_t si
     peer *who = context;
     bool failed = !program_run(what, &plainly, &ours) && because(why, size, "something is left over");
     bool known = ask(who, what, &theirs);
-    double tolerance = fmax(tolerance_of_program(&ours), tolerance_of_program(&theirs));
     if (backward_refused(what, &ours) && saves_otherwise(what)) {
         forget_gradients(&ours);
         forget_gradients(&theirs);
     }
     int count = ours.count < theirs.count ? ours.count : theirs.count;
-    pole poles = poles_of(what, &ours, &theirs);
+    leeway of = leeway_of(what, &ours, &theirs);
     for (int i = 0; i < count && !failed && known; i++) {
         const record *a = &ours.records[i], *b = &theirs.records[i];
         if ((is_version_error(a) != is_version_error(b) && saves_otherwise(what)) || is_freed(a) != is_freed(b))
@@ -597,8 +631,8 @@ bool fails_against_peer(const program *what, void *context, char *why, size_t si
         else if (strcmp(a->name, b->name) != 0)
             failed = because(why, size, "%s follows, but %s in PyTorch", a->name, b->name);
         else
-            failed = !second_depends(what, a, tolerance, poles) && records_differ(a, b, tolerance, poles, why, size);
-        if (failed && !a->refused && !b->refused && (poles == POLE_BETWEEN || jumped(what, &ours, &theirs)))
+            failed = !second_depends(what, a, &of) && records_differ(a, b, &of, why, size);
+        if (failed && !a->refused && !b->refused && (of.poles == POLE_BETWEEN || jumped(what, &ours, &theirs)))
             failed = known = false;
         who->refused += a->refused;
         who->backwards += strncmp(a->name, "second t", 8) == 0 && !a->absent;
