@@ -555,8 +555,9 @@ static bool turns(const line *what, const report *ours) {
 }
 
 static bool jumps(const line *what, const report *ours, int index) {
-    static const char *const names[] = { "floor", "ceil", "round", "sign", "eq",  "ne",          "lt",
-                                         "le",    "gt",   "ge",    "any",  "all", "logical_not", "argmax" };
+    static const char *const names[] = { "floor",       "ceil",        "round",      "sign",  "eq",  "ne",
+                                         "lt",          "le",          "gt",         "ge",    "any", "all",
+                                         "logical_not", "logical_and", "logical_or", "argmax" };
     const record *result = record_of(ours, "line", index);
     bool of_complex = result != NULL && tu_is_complex(result->dtype),
          whole = result != NULL && !tu_is_float(result->dtype) && !of_complex;
