@@ -6,6 +6,7 @@
  */
 #include <string.h>
 
+#include "tensor/kernel/kernels.h"
 #include "tensor/kernel/square.h"
 #include "tensor/loop.h"
 #include "tensor/parallel.h"
@@ -22,7 +23,8 @@ typedef struct turn {
     int64_t bands;               /* of BAND squares in one matrix */
     int64_t stretches;           /* in one band */
     size_t size;                 /* of an element */
-    bool stream;                 /* the output is large and its lines are aligned */
+    const tu_tensor_kernels *kernels;
+    bool stream; /* the output is large and its lines are aligned */
 } turn;
 
 /* ---- one square, from lines of the input to lines of the output, both dense in their buffers ---- */
@@ -93,27 +95,20 @@ static void turn_square(const turn *job, const char *from, char *to, int64_t fir
     }
 }
 
-/* A strip of whole squares of 32-bit numbers, one beside the other in the output: it is written in longer pieces. */
+/* A strip of whole squares of 32-bit numbers, one beside the other in the output, turned in registers. What is read
+ * AHEAD lines later is asked for: near the end of the band, rows [begin, end), the first lines of the next strip. */
 #define STRIP 4 /* squares */
-static void turn_strip_32(const turn *job, const char *from, char *to, int64_t first, int64_t column) {
+#define AHEAD 4 /* lines */
+static void turn_strip_32(const turn *job, const char *from, char *to, int64_t first, int64_t column, int64_t begin,
+                          int64_t end) {
     enum {
-        SIDE = LINE / 4,
-        APART = (STRIP + 1) * SIDE /* of the rows in the buffer, so that they do not meet in one set of the cache */
+        SIDE = LINE / 4
     };
-    _Alignas(LINE) int32_t turned[SIDE * APART];
-    for (int64_t square = 0; square < STRIP; square++) {
-        const char *corner = from + first * 4 + (column + square * SIDE) * job->from_column;
-        for (int j = 0; j < SIDE; j++)
-            __builtin_prefetch(corner + j * job->from_column + 2 * LINE); /* of the strip after the next */
-        square_32((const int32_t *)(const void *)corner, job->from_column / 4, turned + square * SIDE, APART);
-    }
-    for (int64_t i = 0; i < SIDE; i++) {
-        char *target = to + (first + i) * job->to_row + column * 4;
-        if (job->stream)
-            tu_stream_copy(target, (const char *)(turned + i * APART), STRIP * LINE);
-        else
-            memcpy(target, turned + i * APART, STRIP * LINE);
-    }
+    const char *corner = from + first * 4 + column * job->from_column, *soon = corner + AHEAD * LINE;
+    if (first + AHEAD * SIDE >= end)
+        soon = from + (begin + first + AHEAD * SIDE - end) * 4 + (column + STRIP * SIDE) * job->from_column;
+    job->kernels->turn(corner, job->from_column / 4, soon, to + first * job->to_row + column * 4, job->to_row / 4,
+                       STRIP, job->stream);
 }
 
 /* A stretch of a band: squares that are neighbours in the input first, so that its memory is read in one go, and then
@@ -124,7 +119,7 @@ static void turn_stretch(const turn *job, const char *from, char *to, int64_t fi
     for (; job->size == 4 && column + STRIP * side <= last; column += STRIP * side) {
         int64_t row = first;
         for (; row + side <= end; row += side)
-            turn_strip_32(job, from, to, row, column);
+            turn_strip_32(job, from, to, row, column, first, end);
         for (int64_t square = 0; row < end && square < STRIP; square++)
             turn_square(job, from, to, row, column + square * side);
     }
@@ -180,13 +175,14 @@ bool tu_copy_turned(const tu_loop *loop) {
                  loop->at[1].strides[last] * (int64_t)size,
                  (loop->sizes[dim] + BAND * side - 1) / (BAND * side),
                  (loop->sizes[last] + STRETCH - 1) / STRETCH,
-                 size };
+                 size,
+                 tu_tensor_kernels_get() };
     int64_t matrices = 1;
     for (int i = 0; i < last; i++)
         matrices *= i == dim ? 1 : loop->sizes[i];
-    bool aligned = ((uintptr_t)loop->at[0].data | (uintptr_t)job.to_row) % 16 == 0;
+    bool aligned = ((uintptr_t)loop->at[0].data | (uintptr_t)job.to_row) % LINE == 0;
     for (int i = 0; i < last; i++)
-        aligned = aligned && loop->at[0].strides[i] * (int64_t)size % 16 == 0;
+        aligned = aligned && loop->at[0].strides[i] * (int64_t)size % LINE == 0;
     job.stream = aligned && (size_t)(matrices * job.rows * job.columns) * size >= TU_STREAM_BYTES;
     int64_t each = BAND * side * (job.columns < STRETCH ? job.columns : STRETCH); /* elements of a stretch, at most */
     tu_parallel(matrices * job.bands * job.stretches, 1 + 32768 / each, turn_stretches, &job);

@@ -401,6 +401,33 @@ TEST(restrided_tensors_move_their_dimension_to_the_front_without_a_copy) {
 
 /* ---- random numbers ---- */
 
+/* Every element of a transposed copy; sizes around squares, strips and bands, and results that go past the caches, with
+ * rows that begin on a line and rows that do not. */
+static void check_turned(int64_t rows, int64_t columns, int64_t skipped) {
+    tt_scope scope = tt_scope_open();
+    int64_t wide = columns + skipped;
+    tt_tensor *whole = tt_view(tt_arange(0, (double)(rows * wide), 1, TUTTI_I32, NULL), tt_shape(rows, wide));
+    const int32_t *turned = tt_data(tt_contiguous(tt_transpose(tt_narrow(whole, 1, skipped, columns), 0, 1)));
+    CHECK(turned != NULL);
+    for (int64_t i = 0; i < columns; i++)
+        for (int64_t j = 0; j < rows; j++)
+            if (turned[i * rows + j] != (int32_t)(j * wide + skipped + i))
+                FAIL("element (%lld, %lld) of a turned (%lld, %lld) is wrong", (long long)i, (long long)j,
+                     (long long)rows, (long long)columns);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST(a_transposed_copy_has_every_element_in_its_place) {
+    static const int64_t sizes[] = { 4, 15, 16, 17, 63, 64, 65, 130, 515, 1025 };
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        for (size_t j = 0; j < sizeof sizes / sizeof sizes[0]; j++)
+            if (!test_sanitized() || sizes[i] * sizes[j] < 20000)
+                check_turned(sizes[i], sizes[j], (int64_t)(i + j) % 3);
+    check_turned(4096, 528, 0);
+    check_turned(2064, 1040, 16);
+    check_turned(2060, 1030, 3);
+}
+
 TEST(random_numbers_depend_on_seed_rank_and_position_alone) {
     tt_scope scope = tt_scope_open();
     tt_seed(1234, 0);

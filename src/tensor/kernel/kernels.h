@@ -130,6 +130,13 @@ typedef struct tu_score_kernels {
 typedef void tu_int8_kernel(int64_t rows, int64_t columns, int64_t pairs, const int32_t *left, const int32_t *right,
                             int32_t *out, int64_t out_stride);
 
+/* Squares of sixteen by sixteen numbers of 32 bits, turned: they lie one below the other in `from`, whose lines are
+ * `line` numbers apart, and side by side in `to`, whose lines are `apart`. `soon` is where the same lines are read
+ * next, in or near the tensor: a wish. `past`: every line of `to` is aligned to 64 bytes and is stored past the caches
+ * where the level can. */
+typedef void tu_turn_kernel(const void *from, int64_t line, const void *soon, void *to, int64_t apart, int64_t squares,
+                            bool past);
+
 typedef struct tu_tensor_kernels {
     tu_float_kernel *const *pointwise[TU_FLOATS]; /* by TU_POINTWISE_ numbers */
     tu_fold_kernels folds[TU_FLOATS][TU_FOLDS];
@@ -145,6 +152,7 @@ typedef struct tu_tensor_kernels {
     tu_pack_left_kernel *pack_left[TU_FLOATS];
     tu_packed_product_kernel *packed_product[TU_FLOATS];
     tu_int8_kernel *int8_product;
+    tu_turn_kernel *turn;
     /* Pairs of uniform numbers in [0, 1) become pairs of normal ones, by Box and Muller. */
     void (*normals)(double *first, double *second, int64_t count);
     /* Cosine and sine of factor * x. */

@@ -83,6 +83,8 @@ static void waves(double factor, const double *x, double *cosines, double *sines
     }
 }
 
+#include "tensor/kernel/turn_body.h"
+
 #define PAIR(name) \
     { name##_f32, name##_f64 }
 #define FOLD(name, suffix) \
@@ -120,6 +122,7 @@ const tu_tensor_kernels TU_JOIN(tu_tensor_kernels_, TU_LEVEL) = {
     .pack_left = PAIR(pack_left),
     .packed_product = PAIR(packed_product),
     .int8_product = int8_product,
+    .turn = turn_squares,
     .normals = normals,
     .waves = waves,
     .panel = { 2 * TU_LANES_F32, 2 * TU_LANES_F64 },
