@@ -12,11 +12,9 @@ import tempfile
 import traceback
 import warnings
 
-if os.environ.get("TEST_PYTHON") and os.path.realpath(os.environ["TEST_PYTHON"]) != os.path.realpath(sys.executable) and "torch" not in sys.modules:
-    try:
-        import torch  # noqa: F401
-    except ImportError:  # the one that has it
-        os.execv(os.environ["TEST_PYTHON"], [os.environ["TEST_PYTHON"], *sys.argv])
+chosen_python = os.environ.pop("TEST_PYTHON", None)  # one that has PyTorch
+if chosen_python is not None:
+    os.execv(chosen_python, [chosen_python, *sys.argv])
 build = pathlib.Path(os.environ.get("TEST_BUILD", "build/release"))
 if os.environ.get("TEST_SANITIZE"):
     print("skipped: a library with a sanitizer cannot be loaded late")
