@@ -50,9 +50,10 @@ static tutti_status bring_zeros(prune *of, const tu_value *value) {
     options.device = value->shape.device;
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
-    tt_tensor *zeros =
-        tt_zero_(tt_empty_strided(tt_dims_of(value->shape.ndim, value->shape.sizes),
-                                  tt_dims_of(value->shape.ndim, value->shape.strides), value->shape.dtype, &options));
+    int64_t count = (int64_t)(tu_shape_bytes(&value->shape) / tu_dtype_bytes[value->shape.dtype]);
+    tt_tensor *zeros = tt_as_strided(tt_zeros(tt_shape(count), value->shape.dtype, &options),
+                                     tt_dims_of(value->shape.ndim, value->shape.sizes),
+                                     tt_dims_of(value->shape.ndim, value->shape.strides), 0); /* it may be expanded */
     tt_grad_mode(recording);
     tutti_status status = zeros != NULL ? tu_graph_copy_as(&of->copy, value, TU_INPUT_CONSTANT) : tu_self()->pending;
     if (status == TUTTI_OK)

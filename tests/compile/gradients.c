@@ -199,6 +199,27 @@ TEST(an_absent_gradient_of_a_part_or_of_what_was_written_stays_absent) {
     }
 }
 
+static int mean_and_more(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *x = tt_mul_scalar(inputs.at[0], 2);
+    outputs[0] = tt_mean_dims(x, tt_shape(-1), true); /* its gradient is expanded */
+    outputs[1] = tt_sin(tt_transpose(x, 0, 1));
+    return 2;
+}
+
+TEST(an_absent_gradient_that_would_be_expanded_is_no_error) {
+    EACH_MODE for (int used = 0; used < 2; used++) {
+        tt_scope scope = tt_scope_open();
+        tt_compiled *fast = compile(mean_and_more, NULL, modes[mode]);
+        tt_tensor *x = leaf(3, 4, 0.1), *twin = twin_of(x), *expected[2];
+        CHECK(tt_backward(tt_sum(tt_compiled_call(fast, tt_tensors(x)).at[used]), NULL));
+        mean_and_more(tt_tensors(twin), expected, NULL);
+        CHECK(tt_backward(tt_sum(expected[used]), NULL) && tt_equal(tt_grad(x), tt_grad(twin)));
+        tt_compiled_release(&fast);
+        done(&scope);
+    }
+}
+
 static int part_twice(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     (void)user;
     tt_tensor *own = tt_square(inputs.at[0]);
