@@ -82,16 +82,7 @@ int64_t tu_fused_block_rows(const tu_right *right, int64_t rows, int64_t product
     return ((share > least ? share : least) + JOB_ROWS - 1) / JOB_ROWS * JOB_ROWS;
 }
 
-typedef struct placing {
-    char *to;
-    int64_t stride, columns;
-    tu_matrix from;
-    size_t size;
-} placing;
-
-/* Copies what another processor may have written, four pages side by side: a line that comes from there takes so long
- * that one stream, in which the processor fetches ahead, reaches half the speed. */
-static void fetch(char *to, const char *from, size_t bytes) {
+void tu_fused_fetch(char *to, const char *from, size_t bytes) {
     const size_t page = 4096, line = 64;
     for (; bytes >= 4 * page; bytes -= 4 * page, to += 4 * page, from += 4 * page)
         for (size_t i = 0; i < page; i += line)
@@ -100,12 +91,19 @@ static void fetch(char *to, const char *from, size_t bytes) {
     memcpy(to, from, bytes);
 }
 
+typedef struct placing {
+    char *to;
+    int64_t stride, columns;
+    tu_matrix from;
+    size_t size;
+} placing;
+
 static void place_some(void *context, int64_t begin, int64_t end) {
     const placing *job = context;
     const char *from = job->from.data;
     if (job->from.column == 1 && job->from.row == job->columns && job->stride == job->columns) {
         size_t row_bytes = (size_t)job->columns * job->size, first = (size_t)begin * row_bytes;
-        fetch(job->to + first, from + first, (size_t)(end - begin) * row_bytes);
+        tu_fused_fetch(job->to + first, from + first, (size_t)(end - begin) * row_bytes);
         return;
     }
     for (int64_t i = begin; i < end; i++)
@@ -218,6 +216,7 @@ typedef struct products {
     tu_right *rights; /* one per matrix */
     char *whole;      /* where A is put together, or NULL */
     tu_matrix *parts; /* where each rank's shard lies, if panels are multiplied without being put together; or NULL */
+    char *fetched;    /* where a shard that another rank has staged is copied before a library reads it, or NULL */
     bool last;        /* gathered along the last dimension */
 } products;
 
@@ -294,6 +293,10 @@ static tutti_status multiply_rows(void *context, const tu_team_job *rows) {
     int64_t first = job->last ? 0 : rows->first * job->rows;
     if (by_shards(job)) {
         left = tu_fused_shard(&rows->shards[0], job->rows, job->depth);
+        if (job->fetched != NULL && rows->shards[0].staged) {
+            tu_fused_fetch(job->fetched, left.data, (size_t)(job->rows * job->depth) * size);
+            left.data = job->fetched;
+        }
         left.data = (const char *)left.data + (size_t)(rows->row * left.row) * size;
         return job->last ? multiply_part(job, left, rows->rows, rows->row, rows->first * job->depth)
                          : multiply(job, left, rows->rows, first + rows->row);
@@ -358,18 +361,29 @@ static tutti_status open_rights(products *job) {
     return status;
 }
 
-/* Memory for panels of several ranks, unless they lie in A: our own products need no more than where the shards lie.
- * Returns its bytes. */
-static size_t open_panels(products *job, void **room, tutti_status *status) {
+/* A library reads a shard row by row, which takes twice as long as to fetch one that stays in the second cache. */
+#define MOST_FETCHED ((size_t)512 << 10)
+
+static bool is_fetched(const products *job, size_t bytes) {
+    return tu_gemm_is_of_library(job->dtype) && !job->last && bytes > 0 && bytes <= MOST_FETCHED &&
+           tu_process_compute_threads() == 1;
+}
+
+/* Memory of a call: for panels of several ranks, unless they lie in A, where our own products need no more than where
+ * the shards lie; or for one shard that is fetched. Returns its bytes. */
+static size_t open_room(products *job, void **room, tutti_status *status) {
     bool apart = tu_product_is_ours(job->dtype) && !job->last && job->depth > 0;
-    size_t ranks = (size_t)job->panels.ranks,
-           bytes = apart ? ranks * sizeof *job->parts
-                         : ranks * (size_t)(job->rows * job->depth) * tu_dtype_bytes[job->dtype];
+    size_t ranks = (size_t)job->panels.ranks, shard = (size_t)(job->rows * job->depth) * tu_dtype_bytes[job->dtype],
+           bytes = by_shards(job) ? shard
+                   : apart        ? ranks * sizeof *job->parts
+                                  : ranks * shard;
     *room = NULL;
-    if (*status != TUTTI_OK || by_shards(job) || job->whole != NULL)
+    if (*status != TUTTI_OK || (by_shards(job) ? !is_fetched(job, shard) : job->whole != NULL))
         return 0;
     if ((*room = tu_block_alloc(tu_self(), bytes)) == NULL)
-        *status = tu_error_memory("a gathered matrix", bytes);
+        *status = tu_error_memory("gathered shards", bytes);
+    else if (by_shards(job))
+        job->fetched = *room;
     else if (apart)
         job->parts = *room;
     else
@@ -408,7 +422,7 @@ static tutti_status run_products(tu_call *call, int gather_dim, bool return_a, t
     void *room;
     tu_fused_signature signature = sign(call, gather_dim);
     tutti_status status = open_rights(&job);
-    size_t bytes = open_panels(&job, &room, &status);
+    size_t bytes = open_room(&job, &room, &status);
     tu_gather gather = { .who = call->entry->name,
                          .group = group,
                          .signature = &signature,

@@ -50,7 +50,7 @@ static void find_place(gathering *run, int part) {
     const tt_tensor *x = run->plan->tensors[part];
     tu_fused_place *place = &run->state->own.places[part];
     tu_symmetric found;
-    run->own[part] = (tu_shard){ tu_pointer(x), is_turned(x) };
+    run->own[part] = (tu_shard){ tu_pointer(x), is_turned(x), false };
     place->turned = is_turned(x);
     if (!is_dense(x) || run->bytes[part] == 0 ||
         !tu_symmetric_find(run->state->places, tu_pointer(x), run->bytes[part], &found))
@@ -184,7 +184,7 @@ static void consume_at(gathering *run, int rank, const tu_fused_record *record) 
                            : place->index != 0
                                ? tutti_peers_buffer(tu_symmetric_peers(state->places, place->index), rank)
                                : tu_fused_half(state, rank);
-        shards[i] = (tu_shard){ base != NULL ? base + place->offset : NULL, place->turned };
+        shards[i] = (tu_shard){ base != NULL ? base + place->offset : NULL, place->turned, place->index == 0 };
     }
     consume(run, rank, shards);
 }
@@ -464,7 +464,7 @@ static tutti_status consume_all(const gathering *run,
     if (plan->prepare != NULL)
         plan->prepare(plan->context);
     for (int rank = 0; rank < size && status == TUTTI_OK; rank++) {
-        tu_shard room[TU_FUSED_PARTS] = { { NULL, false } };
+        tu_shard room[TU_FUSED_PARTS] = { { NULL, false, false } };
         const tu_shard *shards = shards_of(run, rank, room);
         if (plan->consume != NULL)
             status = plan->consume(plan->context, rank, shards);
@@ -497,7 +497,7 @@ static tutti_status run_alone(gathering *run) {
     tutti_status status = tutti_group_check(run->plan->group);
     for (int i = 0; i < run->plan->count && status == TUTTI_OK; i++) {
         const tt_tensor *x = run->plan->tensors[i];
-        run->own[i] = (tu_shard){ tu_pointer(x), is_turned(x) };
+        run->own[i] = (tu_shard){ tu_pointer(x), is_turned(x), false };
         if (is_dense(x) || run->bytes[i] == 0)
             continue;
         if ((run->copies[i] = tu_block_alloc(tu_self(), run->bytes[i])) == NULL)

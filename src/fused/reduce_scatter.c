@@ -59,13 +59,33 @@ typedef struct reduction_job {
     const void *const *from;
 } reduction_job;
 
+/* What is added at once where others' tiles are fetched before: it stays in the first cache, or the second. */
+#define PIECE_BYTES ((size_t)32 << 10)
+
+/* Of each other rank a piece in `pieces`, or as they lie where that is NULL: `from` then is where to read them. */
+static void fetch_pieces(const tu_fused_block *block, const void **from, size_t bytes, char *pieces) {
+    for (int i = 0; i < block->size && pieces != NULL; i++) {
+        if (i == block->rank)
+            continue;
+        tu_fused_fetch(pieces, from[i], bytes);
+        from[i] = pieces;
+        pieces += PIECE_BYTES;
+    }
+}
+
 /* Rows that lie one after the other in the result, too. */
-static void reduce_run(const tu_fused_block *block, char *to, const void *const *from, int64_t skip, int64_t rows) {
+static void reduce_run(const tu_fused_block *block, char *to, const void *const *from, int64_t skip, int64_t rows,
+                       char *pieces) {
     const void *shifted[block->size]; /* a pointer per rank */
-    size_t offset = (size_t)skip * block->row_bytes;
-    for (int i = 0; i < block->size; i++)
-        shifted[i] = (const char *)from[i] + offset;
-    tu_reduce(to, shifted, block->size, (size_t)(rows * block->columns), block->dtype, block->reduction, NULL, 0);
+    size_t element = tu_dtype_bytes[block->dtype], all = (size_t)rows * block->row_bytes,
+           most = pieces != NULL ? PIECE_BYTES : all;
+    for (size_t done = 0; done < all; done += most) {
+        size_t bytes = all - done < most ? all - done : most;
+        for (int i = 0; i < block->size; i++)
+            shifted[i] = (const char *)from[i] + (size_t)skip * block->row_bytes + done;
+        fetch_pieces(block, shifted, bytes, pieces);
+        tu_reduce(to + done, shifted, block->size, bytes / element, block->dtype, block->reduction, NULL, 0);
+    }
 }
 
 /* Row i of a block goes by the scattered dimension first; in the result it lies where its dimensions say. */
@@ -78,13 +98,16 @@ static int64_t place_of_row(const tu_fused_block *block, int64_t row) {
 static void reduce_rows(void *context, int64_t begin, int64_t end) {
     const reduction_job *job = context;
     const tu_fused_block *block = job->block;
+    size_t room = (size_t)(block->size - 1) * PIECE_BYTES;
+    char *pieces = room > 0 ? tu_block_alloc(tu_self(), room) : NULL; /* without it tiles are read where they lie */
     while (begin < end) {
         int64_t run = block->before == 1 ? end - begin : block->behind - (job->first + begin) % block->behind;
         run = run < end - begin ? run : end - begin;
         reduce_run(block, block->out + (size_t)place_of_row(block, job->first + begin) * block->row_bytes, job->from,
-                   begin, run);
+                   begin, run, pieces);
         begin += run;
     }
+    tu_block_free(tu_self(), pieces, room);
 }
 
 tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from) {
@@ -168,7 +191,7 @@ static tutti_status accept(void *context, int64_t first, int64_t count, const vo
 }
 
 static partial_products partial_of(const tu_call *call, const tt_tensor *front, int dim, tutti_reduction reduction,
-                                   int size) {
+                                   int size, int rank) {
     const tt_tensor *out = call->outputs[0], *rhs = call->inputs[1];
     partial_products job = { .lhs = tu_fused_rows(front),
                              .rhs = { out->dtype, rhs->sizes[1], rhs->sizes[0], tu_fused_matrix(rhs), NULL, 0 },
@@ -181,7 +204,8 @@ static partial_products partial_of(const tu_call *call, const tt_tensor *front, 
                                         .dtype = out->dtype,
                                         .reduction = reduction,
                                         .out = tu_pointer(out),
-                                        .size = size } };
+                                        .size = size,
+                                        .rank = rank } };
     job.block.row_bytes = (size_t)job.block.columns * tu_dtype_bytes[out->dtype];
     if (job.last) {
         job.block.behind = job.rows;
@@ -212,7 +236,8 @@ tutti_status tu_fused_matmul_reduce_scatter_cpu(tu_call *call) {
     tt_tensor *front = rows_of(call->inputs[0], dim), *out = call->outputs[0];
     if (front == NULL)
         return tu_fused_refuse(attributes->group, who, TUTTI_ERROR_MEMORY);
-    partial_products job = partial_of(call, front, dim, attributes->reduction, tutti_group_size(attributes->group));
+    partial_products job = partial_of(call, front, dim, attributes->reduction, tutti_group_size(attributes->group),
+                                      tutti_group_rank(attributes->group));
     tu_fused_signature signature = tu_fused_sign(who);
     tu_fused_sign_text(&signature, " ");
     tu_fused_sign_text(&signature, tutti_reduction_name(attributes->reduction));

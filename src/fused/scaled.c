@@ -551,7 +551,8 @@ static tu_fused_block block_of(const tu_call *call) {
                              .dtype = out->dtype,
                              .reduction = attributes->reduction,
                              .out = tu_pointer(out),
-                             .size = tutti_group_size(attributes->group) };
+                             .size = tutti_group_size(attributes->group),
+                             .rank = tutti_group_rank(attributes->group) };
     block.row_bytes = (size_t)block.columns * tu_dtype_bytes[out->dtype];
     for (int i = 0; i < attributes->orig_scatter_dim; i++)
         block.before *= out->sizes[i];

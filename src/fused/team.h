@@ -27,6 +27,7 @@
 typedef struct tu_shard {
     const void *data;
     bool turned; /* a matrix that lies column by column */
+    bool staged; /* another rank has copied it there, past the caches */
 } tu_shard;
 
 /* Rows of a product. */
