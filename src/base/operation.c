@@ -19,8 +19,13 @@
 #define FORM_OF_ALL_GATHER \
     .kind = TU_KIND_MOVE, .form = TU_OPERATION_ALL_GATHER, .in = TU_EXTENT_WHOLE, .out = TU_EXTENT_EACH, .placed = true
 
-/* A row that says nothing about it is a form of itself, and its root field is a root; the row may say otherwise, and
- * the later initializer wins. */
+/* All fused operations begin with the same all-gather of records, which say what is called. */
+#define FUSED                                                                              \
+    FORM_OF_ALL_GATHER, .meets = TU_OPERATION_FUSED_ALL_GATHER_MATMUL, .of_records = true, \
+                        .algorithms = TU_BY_FLAT | TU_BY_PIPELINED
+
+/* A row that says nothing about it is a form of itself, meets itself, and its root field is a root; the row may say
+ * otherwise, and the later initializer wins. */
 #pragma GCC diagnostic ignored "-Woverride-init"
 #ifdef __clang__
 #pragma GCC diagnostic ignored "-Winitializer-overrides"
@@ -28,7 +33,8 @@
 const tu_operation_row tu_operations[TU_OPERATION_COUNT] = {
     [TU_OPERATION_NONE] = { .name = "none", .partner = "root" },
 #define OPERATION(id, text, ...) \
-    [TU_OPERATION_##id] = { .name = text, .form = TU_OPERATION_##id, .partner = "root", __VA_ARGS__ },
+    [TU_OPERATION_##             \
+        id] = { .name = text, .form = TU_OPERATION_##id, .meets = TU_OPERATION_##id, .partner = "root", __VA_ARGS__ },
 #include "base/operations.def"
 #undef OPERATION
 };
@@ -39,7 +45,7 @@ const tu_operation_row *tu_operation_row_of(unsigned operation) {
 }
 
 tu_operation tu_operation_find(const char *name) {
-    for (int i = 1; i < TU_OPERATION_COUNT; i++)
+    for (int i = TU_OPERATION_COUNT - 1; i > 0; i--) /* the last ones are asked for by name in every call */
         if (strcmp(tu_operations[i].name, name) == 0)
             return (tu_operation)i;
     return TU_OPERATION_NONE;

@@ -74,7 +74,8 @@ typedef enum tu_rows {
 
 typedef struct tu_operation_row {
     const char *name;
-    tu_operation form; /* the operation whose shape and tuning rules it has: itself, but for the named forms */
+    tu_operation form;  /* the operation whose shape and tuning rules it has: itself, but for the named forms */
+    tu_operation meets; /* under which ranks compare what they call: itself, but for those that compare themselves */
     tu_kind kind;
     tu_flow flow;
     tu_extent in, out;
@@ -88,6 +89,7 @@ typedef struct tu_operation_row {
     bool makes_group;       /* also in a fake world whose collectives fail */
     bool excludes_late;     /* can be told to leave out ranks that do not come */
     bool host_only;         /* never enqueued on a stream */
+    bool of_records;        /* its elements are records of the library, which tell a caller nothing */
     bool multicast;         /* on a device: by one address for all members */
     bool copy_engines;      /* on a device: by copy engines where that is possible */
     tutti_algorithm fixed;  /* the only one it has, or AUTO */
@@ -105,6 +107,11 @@ static inline const char *tu_operation_name(tu_operation operation) {
     return tu_operation_row_of((unsigned)operation)->name;
 }
 tu_operation tu_operation_find(const char *name); /* TU_OPERATION_NONE when there is none */
+
+/* Whether calls of both may meet under one number; what else must be equal is their own business. */
+static inline bool tu_operations_meet(unsigned one, unsigned other) {
+    return one == other || tu_operation_row_of(one)->meets == tu_operation_row_of(other)->meets;
+}
 
 /* Whether all members of a group do this operation alike and in the same order, so that its sequence number means the
  * same on all of them. Others (send, recv, put, get, signals, votes) are numbered by a counter of the rank's own. */

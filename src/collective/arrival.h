@@ -12,10 +12,16 @@
 
 #include <stdbool.h>
 
+#include <tutti/call.h>
 #include <tutti/group.h>
 #include <tutti/work.h>
 
 #include "base/error.h"
+
+/* tutti_all_gather of bytes as the beginning of the fused operation of that name, which records, faults and messages
+ * then tell; all fused operations may meet in one, and compare themselves by what they have gathered. */
+TU_SHARED tutti_status tu_fused_all_gather(const char *name, tutti_group *group, const void *in, void *out,
+                                           size_t bytes, const tutti_call *call);
 
 /* Copies to `part` what `member` has given to a started all-gather, if it has come and called the same. False
  * otherwise, and where nothing can be told before all have come (work that is queued behind another). Never waits. */

@@ -17,7 +17,7 @@ uint64_t tu_signature(const tu_task *task) {
     if (TUTTI_BARE)
         return 1;
     const tu_operation_info *info = &task->info;
-    uint64_t small = (uint64_t)info->operation << 56 | (uint64_t)info->dtype << 48 | (uint64_t)info->reduction << 40 |
+    uint64_t small = (uint64_t)task->row->meets << 56 | (uint64_t)info->dtype << 48 | (uint64_t)info->reduction << 40 |
                      (uint64_t)info->algorithm << 32 | (uint32_t)info->root;
     return mix(mix(small * UINT64_C(0xff51afd7ed558ccd), info->count), task->detail);
 }
@@ -37,7 +37,10 @@ void tu_say(tu_said *said, const tu_task *task) {
 
 /* "all_reduce (f32 sum, 4096 elements, two_shot)" */
 static void describe(const tu_said *said, char *text, size_t bytes) {
-    int at = snprintf(text, bytes, "%s (", tu_operation_name((tu_operation)said->operation));
+    const tu_operation_row *row = tu_operation_row_of(said->operation);
+    int at = snprintf(text, bytes, "%s%s", row->name, row->of_records ? "" : " (");
+    if (row->of_records)
+        return;
     if (said->dtype != 0)
         at += snprintf(text + at, bytes - (size_t)at, "%s ", tutti_dtype_name((tutti_dtype)said->dtype));
     if (said->reduction != 0)

@@ -3,6 +3,7 @@
  * The moves as they are called: all_gather, broadcast, gather, scatter, all_to_all, permute. How they run: one_shot.c,
  * pipelined.c, tree.c.
  */
+#include "collective/arrival.h"
 #include "collective/collective.h"
 
 static void begin(tu_task *task, tutti_group *group, tu_operation operation, const void *in, void *out, size_t count,
@@ -19,6 +20,13 @@ tutti_status tutti_all_gather(tutti_group *group, const void *in, void *out, siz
                               const tutti_call *call) {
     tu_task task;
     begin(&task, group, TU_OPERATION_ALL_GATHER, in, out, count, dtype, -1);
+    return tu_submit(&task, call);
+}
+
+tutti_status tu_fused_all_gather(const char *name, tutti_group *group, const void *in, void *out, size_t bytes,
+                                 const tutti_call *call) {
+    tu_task task;
+    begin(&task, group, tu_operation_find(name), in, out, bytes, TUTTI_U8, -1);
     return tu_submit(&task, call);
 }
 

@@ -12,6 +12,7 @@
 
 #include <tutti/fused.h>
 
+#include "collective/arrival.h"
 #include "memory/memory.h"
 #include "world/attachment.h"
 
@@ -51,7 +52,7 @@ static void say_number(tu_fused_signature *signature, int64_t number) {
 }
 
 tu_fused_signature tu_fused_sign(const char *who) {
-    tu_fused_signature signature = { .hash = 0xcbf29ce484222325u };
+    tu_fused_signature signature = { .who = who, .hash = 0xcbf29ce484222325u };
     say(&signature, "calls ");
     tu_fused_sign_text(&signature, who);
     return signature;
@@ -301,7 +302,8 @@ tutti_status tu_fused_publish(tu_fused *state, const tu_fused_signature *signatu
     tutti_call call = TUTTI_CALL_INIT;
     state->work = NULL;
     call.work = &state->work;
-    return tutti_all_gather(state->group, own, state->records, sizeof *own, TUTTI_U8, &call);
+    state->who = signature->who;
+    return tu_fused_all_gather(state->who, state->group, own, state->records, sizeof *own, &call);
 }
 
 /* Takes the tiles that were sent in vain, so that the mailboxes are empty again. */
@@ -358,7 +360,7 @@ static tutti_status tell_all(tu_fused *state, tutti_status mine) {
     snprintf(state->own.text, sizeof state->own.text, "%.*s", (int)sizeof state->own.text - 1,
              mine == TUTTI_OK ? "" : tutti_error_message());
     tutti_status status =
-        tutti_all_gather(state->group, &state->own, state->records, sizeof state->own, TUTTI_U8, NULL);
+        tu_fused_all_gather(state->who, state->group, &state->own, state->records, sizeof state->own, NULL);
     if (mine != TUTTI_OK)
         return tu_error_restore(&error);
     for (int rank = 0; rank < state->size && status == TUTTI_OK; rank++)
@@ -399,7 +401,7 @@ tutti_status tu_fused_give_up(tu_fused *state, const char *who) {
 }
 
 tutti_status tu_fused_refuse_inside(tu_fused *state, const char *who, tutti_status status) {
-    static const tu_fused_signature nothing = { 0 };
+    const tu_fused_signature nothing = { .who = who };
     tutti_error_copy error;
     tu_error_save(&error);
     status = tu_fused_publish(state, &nothing, status);

@@ -69,6 +69,7 @@ typedef struct tu_fused {
     uint64_t gathers, tiles; /* so far, equal on all ranks */
     bool meets_in_vain;      /* a rendezvous of inputs has failed: they are staged from then on */
     tutti_work *work;        /* of the agreement under way */
+    const char *who;         /* whose it is */
     tu_fused_record own;
     tu_fused_record *records; /* one per rank */
     bool *came, *done;        /* of a gather, one per rank: its record has been read; its shards have been consumed */
@@ -80,6 +81,7 @@ bool tu_fused_is_fake(tutti_group *group);
 /* What must be equal on all ranks: the hash of all of it decides, and the text tells it in messages, as far as there is
  * room. Names of tensors belong to neither, since each rank may choose its own. */
 typedef struct tu_fused_signature {
+    const char *who; /* a name of base/operations.def */
     uint64_t hash;
     size_t used;
     char text[TU_FUSED_TEXT];

@@ -425,7 +425,7 @@ static tutti_status mismatch_error(tutti_group *group, const tu_record_view *min
     char their_text[192], my_text[192], who[48], me[48];
     tu_record_text(tu_job_recorder(job, group->job_ranks[member]), theirs, their_text, sizeof their_text);
     tu_record_text(tu_job_recorder(job, group->world->local_rank), mine, my_text, sizeof my_text);
-    bool same = mine->info.operation == theirs->info.operation;
+    bool same = tu_operations_meet(mine->info.operation, theirs->info.operation);
     if (same) {
         name_executor(&mine->info, my_text, sizeof my_text);
         name_executor(&theirs->info, their_text, sizeof their_text);
@@ -440,7 +440,7 @@ static tutti_status mismatch_error(tutti_group *group, const tu_record_view *min
 
 /* Two that run one call would wait for each other: nobody knows of the other's flags. */
 static bool differ(const tu_operation_info *mine, const tu_operation_info *theirs) {
-    return mine->operation != theirs->operation ||
+    return !tu_operations_meet(mine->operation, theirs->operation) ||
            (mine->executor != theirs->executor && mine->executor != 0 && theirs->executor != 0);
 }
 
@@ -463,8 +463,8 @@ tutti_status tu_group_compare(tutti_group *group, const tu_operation_info *info,
     if (!disagrees(group, info, member, &mine, &theirs))
         return TUTTI_OK;
     /* Collectives set themselves up alike, whichever they are, and compare themselves afterwards. */
-    bool later =
-        mine.info.operation != theirs.info.operation && tu_operation_row_of(info->operation)->kind != TU_KIND_OTHER;
+    bool later = !tu_operations_meet(mine.info.operation, theirs.info.operation) &&
+                 tu_operation_row_of(info->operation)->kind != TU_KIND_OTHER;
     return later ? TUTTI_OK : mismatch_error(group, &mine, member, &theirs);
 }
 

@@ -10,6 +10,7 @@
 
 #include <tutti/fault.h>
 
+#include "fused/workspace.h"
 #include "support.h"
 
 #define MINUTE ((int64_t)60 * 1000000000)
@@ -90,6 +91,23 @@ TEST_WORLD(another_collective_on_one_rank_is_a_mismatch_on_all, 2) {
     else
         tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL);
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("rank 0 called all_reduce (f32 sum 24 elements");
+    CHECK_MESSAGE("rank 1 called fused_all_gather_matmul");
+    tt_error_clear();
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+/* Among them a plain all-gather of as many bytes as a record of theirs has. */
+TEST_WORLD(a_plain_all_gather_is_no_fused_operation, 2) {
+    BEGIN;
+    tt_tensor *right = whole(tt_shape(4, 6), TUTTI_F32, 1), *x = whole(tt_shape(6, 4), TUTTI_F32, rank);
+    CHECK(tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group) != NULL);
+    if (rank == 0)
+        tt_wait(tt_all_gather(tt_zeros(tt_shape(sizeof(tu_fused_record)), TUTTI_U8, NULL), 0, group));
+    else
+        tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group);
+    CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("rank 1 called fused_matmul_reduce_scatter");
     tt_error_clear();
     CHECK_OK(tt_scope_close(&scope));
 }
@@ -246,8 +264,12 @@ static void die_everywhere(const char *operation) {
     CHECK(deaths > 0);
 }
 
-TEST_LIMIT(a_death_in_the_agreement_is_told_to_all, 300) {
-    die_everywhere("all_gather");
+TEST_LIMIT(a_death_in_the_agreement_of_a_gather_is_told_to_all, 300) {
+    die_everywhere("fused_all_gather_matmul");
+}
+
+TEST_LIMIT(a_death_in_the_agreement_of_a_scatter_is_told_to_all, 300) {
+    die_everywhere("fused_matmul_reduce_scatter");
 }
 
 TEST_LIMIT(a_death_while_the_workspace_meets_is_told_to_all, 300) {

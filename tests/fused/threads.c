@@ -218,8 +218,8 @@ static tutti_status add_rows(void *context, int64_t first, int64_t count, const 
 }
 
 static tutti_status exchange_rows(tutti_group *group, exchange *all) {
-    tu_fused_signature signature = tu_fused_sign("an exchange");
-    tu_scatter scatter = { .who = "an exchange",
+    tu_fused_signature signature = tu_fused_sign("pipelined_produce_and_all_to_all");
+    tu_scatter scatter = { .who = "pipelined_produce_and_all_to_all",
                            .group = group,
                            .signature = &signature,
                            .rows = ROWS,
