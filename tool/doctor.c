@@ -38,7 +38,8 @@ static const char help_text[] =
     "\n"
     "Checks this machine: limits on memory, locked memory, descriptors, processes and mappings; what\n"
     "Tutti needs of the kernel; huge pages, NUMA, hyper-threads, frequency governor, load, CPU quota,\n"
-    "clock, ports, ptrace; GPUs and MPS where present. Prints each finding with its fix.\n"
+    "clock, ports, ptrace; GPUs and MPS where present; libraries that backends load. Prints each finding\n"
+    "with its fix.\n"
     "\n"
     "  -n, --ranks N   for jobs of this many ranks; default: one per CPU that this command may use\n"
     "  -v, --verbose   also what is in order\n"
@@ -468,7 +469,7 @@ static int doctor_main(int argc, char **argv) {
                                                 check_memory,    check_address_space, check_memlock,  check_descriptors,
                                                 check_processes, check_huge_pages,    check_numa,     check_smt,
                                                 check_governor,  check_load,          check_clock,    check_ports,
-                                                check_gpus };
+                                                check_gpus,      doctor_libraries };
     report to = { .ranks = topology_cpus(), .colour = tool_colour(1) };
     const char *hosts = NULL, *rsh = NULL, *reach = NULL; /* --reach HOST --port P: what --hosts runs over there */
     int64_t port = 0;

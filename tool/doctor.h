@@ -31,4 +31,7 @@ void doctor_hosts(report *to, const char *hosts, const char *rsh);
 /* The other end of it: whether a port of another host can be reached from here. */
 int doctor_reach(const char *host, int port);
 
+/* Whether the libraries that backends load are there, new enough and whole: doctor_libraries.c. */
+void doctor_libraries(report *to);
+
 #endif

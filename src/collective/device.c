@@ -88,7 +88,8 @@ static void end_executor(device_executor *executor) {
     pthread_mutex_destroy(&executor->lock);
 }
 
-/* Every open backend of the kind that has an executor, the one with the kind's memory first; its streams serve all. */
+/* Every open backend of the kind that has an executor, the one with the kind's memory first, or last in a group of
+ * several hosts, whose members it may not be able to map; its streams serve all. */
 static tutti_status make_kind(const tutti_group *group, tutti_device kind, device_group **made) {
     tu_backend_opened backends[TU_EXECUTORS];
     device_group *on_device = calloc(1, sizeof *on_device);
@@ -104,10 +105,11 @@ static tutti_status make_kind(const tutti_group *group, tutti_device kind, devic
         on_device->streams_state = backends[i].state;
     }
     for (int i = 0; i < count && on_device->streams != NULL; i++) {
-        if (backends[i].table->executor == NULL)
+        const tu_backend_opened *at = &backends[group->local ? i : (i + 1) % count];
+        if (at->table->executor == NULL)
             continue;
         device_executor *executor = &on_device->list[on_device->executors.count];
-        make_executor(executor, &backends[i], on_device->streams, on_device->streams_state);
+        make_executor(executor, at, on_device->streams, on_device->streams_state);
         on_device->executors.list[on_device->executors.count++] = &executor->executor;
     }
     if (on_device->executors.count == 0) {

@@ -122,6 +122,30 @@ def the_doctor_reports_every_subject_with_a_level():
 
 
 @test
+def a_library_of_a_backend_that_is_missing_is_a_note_and_a_broken_one_a_warning():
+    plugins = os.environ.get("TUTTI_PLUGIN_PATH", "")
+    if not os.path.exists(os.path.join(plugins, "libtutti-nccl.so")):
+        return "the NCCL backend was not built"
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {"TUTTI_PLUGIN_PATH": plugins, "LD_LIBRARY_PATH": folder}
+        _, output, _ = tutti("doctor", "--json", environment=environment)
+        finding = next(finding for finding in json.loads(output)["findings"] if finding["subject"] == "nccl")
+        if finding["level"] != "good":  # the machine may have one
+            equal(finding["level"], "note")
+            contains(finding["finding"], "libnccl2")
+        with open(os.path.join(folder, "libnccl.so.2"), "w") as file:
+            file.write("no library")
+        _, output, _ = tutti("doctor", "--json", environment=environment)
+        finding = next(finding for finding in json.loads(output)["findings"] if finding["subject"] == "nccl")
+        equal(finding["level"], "warning")
+        contains(finding["finding"], "cannot be loaded")
+        contains(finding["fix"], "libnccl2")
+        status, output, _ = tutti("info", environment=environment)
+        equal(status, 0)
+        contains(output, "cannot be loaded")
+
+
+@test
 def a_low_limit_is_a_failure_with_its_fix():
     status, output, _ = tutti("doctor", "-n", "200", limits="ulimit -n 128;")
     equal(status, 1)
