@@ -12,7 +12,7 @@
 
 /* ---- hooks that close over arguments and intermediates ---- */
 
-static int hook_runs;
+static _Thread_local int hook_runs;
 static tt_tensor *closure_hook(const tt_hook_context *context, tt_tensor *grad) {
     CHECK(!tt_grad_enabled());
     hook_runs++;
@@ -348,6 +348,35 @@ TEST(a_parameter_made_in_a_function_is_a_leaf_that_collects_its_gradient) {
         tt_compiled_release(&fast);
         done(&scope);
     }
+}
+
+/* ---- on several ranks ---- */
+
+static void (*const patterns[])(void) = { a_hook_on_an_intermediate_is_part_of_the_backward_with_what_it_closes_over,
+                                          a_tensor_freed_in_the_middle_leaves_what_was_computed_from_it,
+                                          a_freed_output_is_grown_and_filled,
+                                          a_version_that_is_set_back_hides_the_copy_whatever_it_is,
+                                          a_refilled_weight_gives_the_derivative_at_its_new_content,
+                                          module_backward_hooks_are_in_the_graph_and_run_on_the_host_once,
+                                          module_hooks_of_two_layers_keep_their_order,
+                                          a_fully_sharded_step_gives_exact_values_and_keeps_its_invariants,
+                                          a_parameter_made_in_a_function_is_a_leaf_that_collects_its_gradient };
+
+/* Beside each other, each after a barrier; tests/parallel has those whose ranks talk to each other. */
+static void all_patterns(tutti_world *world) {
+    has_company = true;
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+        patterns[i]();
+    }
+}
+
+TEST_WORLD(every_pattern_has_its_values_on_each_of_two_ranks, 2) {
+    all_patterns(world);
+}
+
+TEST_WORLD(every_pattern_has_its_values_on_each_of_four_ranks, 4) {
+    all_patterns(world);
 }
 
 /* ---- their graphs as texts ---- */

@@ -18,7 +18,7 @@ static inline bool near(double value, double expected) {
 
 /* ---- hooks that count, and change gradients ---- */
 
-static int hook_calls; /* by the host, of all modules */
+static _Thread_local int hook_calls; /* by the host, of all modules; ranks may be threads */
 
 typedef struct counted {
     tt_module *module;
@@ -111,7 +111,7 @@ static inline void check_layers(const counted *first, const counted *second, tt_
 
 /* ---- fully sharded, with the communication replaced by copies ---- */
 
-static bool found_gradient; /* by the hook after the backward */
+static _Thread_local bool found_gradient; /* by the hook after the backward */
 
 typedef struct sharded {
     tt_module *module;

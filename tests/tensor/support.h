@@ -43,9 +43,14 @@ static inline void expect_error(tutti_status status, const char *part) {
     CHECK(fails(status, part));
 }
 
+/* Other threads of the process have tensors too: what is alive is not this thread's alone. */
+static _Thread_local bool has_company;
+
 /* Closes the scope; nothing is alive after that. */
 static inline void done(tt_scope *scope) {
     CHECK_OK(tt_scope_close(scope));
+    if (has_company)
+        return;
     tt_counts counts = { .size = sizeof counts };
     CHECK_OK(tt_count(&counts));
     CHECK(counts.tensors == 0 && counts.storages == 0 && counts.nodes == 0 && counts.scopes == 0);
