@@ -350,6 +350,114 @@ static void compare_many(int count, int first_mode, int last_mode) {
         compare_one(first + (uint64_t)i, first_mode, last_mode);
 }
 
+/* ---- sizes that change ---- */
+
+/* What a tensor is like, since a function that asks for sizes is captured for each. */
+typedef enum kind {
+    WHOLE, /* rows and columns */
+    COLUMN,
+    ROW
+} kind;
+
+/* x and y with rows that change; a square weight, a row and a column of numbers of that many rows. */
+static int of_any_size(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    const recipe *made = user;
+    dice from = { made->seed };
+    tt_tensor *kept[KEPT];
+    kind kinds[KEPT] = { WHOLE, WHOLE, COLUMN, ROW };
+    int count = 4;
+    for (int i = 0; i < 4; i++)
+        kept[i] = inputs.at[i < 2 ? i : i == 2 ? 4 : 3];
+    for (int line = 0; line < made->lines && count < KEPT; line++) {
+        int at = (int)draw(&from, (uint64_t)count), with = (int)draw(&from, (uint64_t)count);
+        tt_tensor *x = kept[at], *z = NULL;
+        kind made_kind = kinds[at];
+        uint64_t what = draw(&from, 14);
+        if (what < 5) {
+            z = unary(&from, x);
+        } else if (what < 8) {
+            z = binary(&from, x, kept[with]);
+            made_kind = kinds[at] == kinds[with] ? kinds[at] : WHOLE;
+        } else if (what < 10 && kinds[at] == WHOLE) {
+            z = tt_mul_scalar(tt_linear(x, inputs.at[2], draw(&from, 2) == 0 ? inputs.at[3] : NULL), 0.25);
+        } else if (what < 11 && kinds[at] == WHOLE) {
+            made_kind = draw(&from, 2) == 0 ? COLUMN : ROW;
+            z = tt_mean_dims(x, tt_shape(made_kind == ROW ? 0 : 1), true);
+        } else if (what < 12 && kinds[at] == WHOLE) {
+            z = draw(&from, 2) == 0 ? tt_softmax(x, -1) : tt_layer_norm(x, inputs.at[3], NULL, 1e-5);
+        } else if (what < 13) {
+            z = tt_dropout(x, 0.25);
+        } else if (at >= 4) {
+            tt_mul_scalar_(x, 0.5);
+        }
+        if (z == NULL)
+            continue;
+        kept[count] = z;
+        kinds[count++] = made_kind;
+    }
+    outputs[0] = tt_mean(tt_square(tt_tanh(kept[count - 1])));
+    outputs[1] = count > 5 ? tt_mul_scalar(kept[count - 2], 2) : tt_neg(kept[0]);
+    return 2;
+}
+
+/* Returns how many variants there were, so that the test can tell that there were some. */
+static int compare_sizes(uint64_t seed, tt_compile_mode mode) {
+    dice from = { seed * 77 + 5 };
+    recipe made = { seed, 4 + (int)draw(&from, 16), false, false };
+    int64_t columns = 2 + (int64_t)draw(&from, 20), first = 2 + (int64_t)draw(&from, 12);
+    int64_t rows[] = { first, first + 2, 2 * first + 1, first + 7, first };
+    tt_compiled *fast;
+    CHECK(tt_compile(of_any_size, &made, TUTTI_OPTIONS(tt_compile_options, .mode = mode, .strict = true), &fast));
+    for (int step = 0; step < 5; step++) {
+        tt_scope scope = tt_scope_open();
+        tt_tensor *inputs[2][INPUTS], *outputs[2][2];
+        tt_dims shapes[INPUTS] = { tt_shape(rows[step], columns), tt_shape(rows[step], columns),
+                                   tt_shape(columns, columns), tt_shape(columns), tt_shape(rows[step], 1) };
+        tt_seed(seed + (uint64_t)step, 0);
+        for (int i = 0; i < INPUTS; i++) {
+            inputs[0][i] = tt_require_grad(tt_randn(shapes[i], TUTTI_F32, NULL), i != 4);
+            inputs[1][i] = twin_of(inputs[0][i]);
+        }
+        tutti_status statuses[2];
+        for (int side = 0; side < 2; side++) {
+            tt_seed(seed, 0);
+            tt_tensor_list results = { 2, outputs[side] };
+            if (side == 0)
+                of_any_size(tt_tensors_of(INPUTS, inputs[0]), outputs[0], &made);
+            else
+                results = tt_compiled_call(fast, tt_tensors_of(INPUTS, inputs[1]));
+            if (tt_error_pending() == TUTTI_OK)
+                tt_backward(tt_add(results.at[0], tt_sum(results.at[1])), NULL);
+            statuses[side] = tt_error_show();
+            tt_error_clear();
+            for (int i = 0; i < 2 && side == 1 && results.count == 2; i++)
+                outputs[1][i] = results.at[i];
+        }
+        if (statuses[0] != statuses[1])
+            FAIL("seed %llu, mode %d, %lld rows: status %d, but %d in eager code: %s", (unsigned long long)seed,
+                 (int)mode, (long long)rows[step], (int)statuses[1], (int)statuses[0], tutti_error_message());
+        for (int i = 0; i < INPUTS && statuses[0] == TUTTI_OK; i++)
+            if ((i < 2 && !same_bits(tt_detach(outputs[0][i]), tt_detach(outputs[1][i]))) ||
+                !same_or_absent(tt_grad(inputs[0][i]), tt_grad(inputs[1][i])))
+                FAIL("seed %llu, mode %d, %lld rows: result or gradient %d differs", (unsigned long long)seed,
+                     (int)mode, (long long)rows[step], i);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+    int variants = counts_of(fast).captures == 2 ? counts_of(fast).variants : 0;
+    tt_compiled_release(&fast);
+    return variants;
+}
+
+TEST_LIMIT(random_functions_of_sizes_that_change_leave_what_eager_code_leaves, 600) {
+    const char *seed = test_option("seed"), *given = test_option("count");
+    uint64_t first = seed != NULL ? strtoull(seed, NULL, 10) : 1;
+    int count = given != NULL ? atoi(given) : test_sanitized() ? 30 : 150, variants = 0;
+    for (int i = 0; i < count; i++)
+        EACH_MODE variants += compare_sizes(first + (uint64_t)i, modes[mode]);
+    printf("%d variants without a capture\n", variants);
+    CHECK(seed != NULL || variants > count);
+}
+
 TEST_LIMIT(random_functions_compiled_leave_what_eager_code_leaves, 600) {
     compare_many(test_sanitized() ? 30 : 250, 0, 2);
 }
