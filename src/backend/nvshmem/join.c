@@ -1,0 +1,455 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Entering NVSHMEM with all ranks of the world, and growing its heap.
+ *
+ * NVSHMEM waits for every process without a deadline. So the ranks first tell each other what they are and what they
+ * have (another exchange, before this one, has shown that all can), and every call that waits for others is made on a
+ * thread of its own, which is left behind when the deadline passes or a rank dies meanwhile. What one rank can find out
+ * alone belongs to tu_nvshmem_begin: it fails before anybody waits for it.
+ *
+ * A process can enter NVSHMEM once. The memory of the heap is made by all and could only be given back by all at once,
+ * while a world is closed by each rank alone: so slabs stay with the process, and a later world of the same ranks uses
+ * them again.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "inner.h"
+
+/* What this process has of NVSHMEM, whatever worlds it has; under `process_lock`. One world uses it at a time. */
+static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct {
+    bool taken; /* by a world */
+    bool lost;  /* a call did not come back */
+    struct {
+        void *base;
+        size_t bytes;
+    } slabs[TU_NVSHMEM_SLABS]; /* in the order in which all ranks made them */
+    int slab_count;
+} process;
+
+/* ---- calls that may not come back ---- */
+
+typedef struct visit {
+    tu_nvshmem *nvshmem;
+    void (*act)(tu_nvshmem *nvshmem, void *argument);
+    CUcontext context;
+    _Atomic int done;    /* 1: the thread is through. 2: nobody waits for it any more */
+    char argument[1024]; /* a copy, since the caller may be gone */
+} visit;
+
+static void *visit_main(void *opaque) {
+    visit *visit = opaque;
+    CUcontext before;
+    visit->nvshmem->cuda.driver.cuCtxPushCurrent(visit->context);
+    visit->act(visit->nvshmem, visit->argument);
+    visit->nvshmem->cuda.driver.cuCtxPopCurrent(&before);
+    int none = 0;
+    if (!atomic_compare_exchange_strong_explicit(&visit->done, &none, 1, memory_order_acq_rel, memory_order_acquire))
+        free(visit); /* too late: the caller has left it to us */
+    return NULL;
+}
+
+static tutti_status start(visit *visit) {
+    sigset_t all, before;
+    pthread_t thread;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&thread, NULL, visit_main, visit);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error != 0)
+        return visit->nvshmem->cuda.host->error_system(error, "a thread for calls of NVSHMEM");
+    pthread_setname_np(thread, "tutti-nvshmem");
+    pthread_detach(thread);
+    return TUTTI_OK;
+}
+
+/* Looks every half millisecond whether the call is over, and at the ranks every 20. */
+static tutti_status await(visit *visit, tutti_group *group, int64_t deadline, const char *what) {
+    const tu_backend_host *host = visit->nvshmem->cuda.host;
+    int64_t next_look = host->now() + 20000000;
+    tutti_status status = TUTTI_OK;
+    while (atomic_load_explicit(&visit->done, memory_order_acquire) == 0 && status == TUTTI_OK) {
+        nanosleep(&(struct timespec){ .tv_nsec = 500000 }, NULL);
+        int64_t now = host->now();
+        if (now > deadline)
+            status = host->error(TUTTI_ERROR_TIMEOUT,
+                                 "timeout: %s did not come back until the deadline: is a rank missing in NVSHMEM, or "
+                                 "does its network not work (NVSHMEM_DEBUG=INFO, NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME)?",
+                                 what);
+        else if (now > next_look) {
+            next_look = now + 20000000;
+            status = host->group_look(group);
+            if (status == TUTTI_OK && atomic_load_explicit(host->group_state(group), memory_order_acquire) != 0)
+                status = host->group_cause(group);
+        }
+    }
+    return status;
+}
+
+tutti_status tu_nvshmem_enter(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, const char *what,
+                              void (*act)(tu_nvshmem *nvshmem, void *argument), void *argument, size_t argument_bytes) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    if (nvshmem->lost)
+        return host->error(TUTTI_ERROR_STATE,
+                           "an earlier call of NVSHMEM did not come back: the process must end first");
+    visit *visit = calloc(1, sizeof *visit);
+    if (visit == NULL || argument_bytes > sizeof visit->argument) {
+        free(visit);
+        return host->error(TUTTI_ERROR_MEMORY, "out of memory for a call of NVSHMEM");
+    }
+    visit->nvshmem = nvshmem;
+    visit->act = act;
+    visit->context = nvshmem->device->context;
+    memcpy(visit->argument, argument, argument_bytes);
+    tutti_status status = start(visit);
+    if (status != TUTTI_OK) {
+        free(visit);
+        return status;
+    }
+    status = await(visit, group, deadline, what);
+    int none = 0;
+    if (status != TUTTI_OK &&
+        atomic_compare_exchange_strong_explicit(&visit->done, &none, 2, memory_order_acq_rel, memory_order_acquire)) {
+        nvshmem->lost = true;
+        pthread_mutex_lock(&process_lock);
+        process.lost = true;
+        pthread_mutex_unlock(&process_lock);
+        return status;
+    }
+    memcpy(argument, visit->argument, argument_bytes);
+    free(visit);
+    return status;
+}
+
+/* ---- the environment ---- */
+
+static void map_variable(const tu_nvshmem *nvshmem, const char *from, const char *to, const char *with) {
+    const char *value = getenv(from);
+    if (value == NULL || value[0] == 0 || getenv(to) != NULL)
+        return;
+    const tu_backend_host *host = nvshmem->cuda.host;
+    if (value[0] == '^') { /* NVSHMEM knows no list of what not to use */
+        host->log(nvshmem->cuda.world, TUTTI_LOG_WARN, "nvshmem", "%s=%s cannot be told to NVSHMEM: set %s yourself",
+                  from, value, to);
+        return;
+    }
+    value += value[0] == '=';
+    setenv(to, value, 0);
+    if (with != NULL)
+        setenv(with, "1", 0);
+    host->log(nvshmem->cuda.world, TUTTI_LOG_INFO, "nvshmem", "%s=%s, from %s", to, value, from);
+}
+
+/* Whoever has told NCCL about the network need not tell NVSHMEM. It reads the environment, and nothing else. */
+static void map_environment(const tu_nvshmem *nvshmem) {
+    map_variable(nvshmem, "NCCL_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", NULL);
+    map_variable(nvshmem, "NCCL_IB_HCA", "NVSHMEM_HCA_LIST", "NVSHMEM_ENABLE_NIC_PE_MAPPING");
+    map_variable(nvshmem, "NCCL_IB_GID_INDEX", "NVSHMEM_IB_GID_INDEX", NULL);
+}
+
+/* ---- who is there ---- */
+
+typedef struct presence {
+    int32_t status; /* of NVSHMEM in this process */
+    int32_t pe, pe_count;
+    int32_t version;
+    int32_t kept; /* slabs that this process has from an earlier world */
+    uint64_t heap;
+    tu_nvshmem_id id; /* rank 0's */
+    int32_t id_result;
+} presence;
+
+static tutti_status differ(const tu_backend_host *host, tutti_status status, int rank) {
+    host->error_at_fault(rank);
+    return status;
+}
+
+static tutti_status compare(const tu_nvshmem *nvshmem, const presence *all) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    const presence *first = &all[0];
+    bool entered = first->status >= TU_NVSHMEM_INITIALISED;
+    for (int i = 0; i < nvshmem->size; i++) {
+        const presence *one = &all[i];
+        if (one->heap != first->heap)
+            return differ(host,
+                          host->error(TUTTI_ERROR_MISMATCH,
+                                      "TUTTI_NVSHMEM_HEAP is %llu bytes on rank 0 and %llu on rank "
+                                      "%d",
+                                      (unsigned long long)first->heap, (unsigned long long)one->heap, i),
+                          i);
+        if ((one->status >= TU_NVSHMEM_INITIALISED) != entered || one->kept != first->kept)
+            return differ(host,
+                          host->error(TUTTI_ERROR_STATE,
+                                      "NVSHMEM is %s in rank 0's process and %s in rank %d's, with %d "
+                                      "and %d slabs of earlier worlds: all must begin alike",
+                                      entered ? "initialised" : "not initialised",
+                                      one->status >= TU_NVSHMEM_INITIALISED ? "initialised" : "not initialised", i,
+                                      first->kept, one->kept),
+                          i);
+        if (entered && one->pe_count != nvshmem->size)
+            return differ(host,
+                          host->error(TUTTI_ERROR_UNSUPPORTED,
+                                      "rank %d's process was initialised as one of %d processes "
+                                      "of NVSHMEM, but the world has %d ranks: they must be the "
+                                      "same, since its heap is made by all",
+                                      i, one->pe_count, nvshmem->size),
+                          i);
+    }
+    return first->id_result == 0 || entered
+               ? TUTTI_OK
+               : host->error(TUTTI_ERROR_BACKEND,
+                             "NVSHMEM gives rank 0 no unique id (nvshmemx_get_uniqueid: %d): does "
+                             "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME name an interface?",
+                             first->id_result);
+}
+
+static void introduce(tu_nvshmem *nvshmem, presence *mine) {
+    const tu_nvshmem_library *library = nvshmem->library;
+    *mine = (presence){ .status = library->nvshmemx_init_status(), .version = library->version, .heap = nvshmem->heap };
+    pthread_mutex_lock(&process_lock);
+    mine->kept = process.slab_count;
+    pthread_mutex_unlock(&process_lock);
+    if (mine->status >= TU_NVSHMEM_INITIALISED) {
+        mine->pe = library->nvshmem_my_pe();
+        mine->pe_count = library->nvshmem_n_pes();
+    } else if (nvshmem->rank == 0) { /* one is enough: each opens a socket and starts a thread */
+        mine->id.version = TU_NVSHMEM_VERSION(1, tu_nvshmem_id);
+        mine->id_result = library->nvshmemx_get_uniqueid(&mine->id);
+    }
+}
+
+/* ---- entering ---- */
+
+typedef struct entering {
+    tu_nvshmem_id id;
+    int rank, size, result;
+} entering;
+
+static void init_library(tu_nvshmem *nvshmem, void *argument) {
+    entering *entering = argument;
+    tu_nvshmem_init init = { .version = TU_NVSHMEM_VERSION(1, tu_nvshmem_init) };
+    init.args.version = TU_NVSHMEM_VERSION(1, init.args);
+    init.args.id.version = TU_NVSHMEM_VERSION(1, tu_nvshmem_id_args);
+    entering->result =
+        nvshmem->library->nvshmemx_set_attr_uniqueid_args(entering->rank, entering->size, &entering->id, &init);
+    if (entering->result == 0)
+        entering->result = nvshmem->library->nvshmemx_hostlib_init_attr(TU_NVSHMEM_BY_UNIQUE_ID, &init);
+}
+
+static const char *status_text(int status) {
+    return status == TU_NVSHMEM_LIMITED_SHARING
+               ? "several processes share a GPU without enough of MPS: memory, puts and signals work, teams do not"
+           : status == TU_NVSHMEM_FULL_SHARING ? "several processes share a GPU, under MPS"
+                                               : "a GPU for each process";
+}
+
+/* All enter at once; each knows afterwards that all did, and which PE each is. */
+static tutti_status enter_library(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, presence *all) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    tutti_status status = TUTTI_OK;
+    if (all[0].status < TU_NVSHMEM_INITIALISED) {
+        entering entering = { .id = all[0].id, .rank = nvshmem->rank, .size = nvshmem->size };
+        status = tu_nvshmem_enter(nvshmem, group, deadline, "the initialisation of NVSHMEM", init_library, &entering,
+                                  sizeof entering);
+        if (status == TUTTI_OK && entering.result != 0)
+            status =
+                host->error(TUTTI_ERROR_BACKEND,
+                            "NVSHMEM does not start (nvshmemx_hostlib_init_attr: %d): NVSHMEM_DEBUG=INFO says why; "
+                            "without a network NVSHMEM_REMOTE_TRANSPORT=none helps",
+                            entering.result);
+    }
+    if (status != TUTTI_OK)
+        return status;
+    nvshmem->status = nvshmem->library->nvshmemx_init_status();
+    int32_t mine = nvshmem->library->nvshmem_my_pe();
+    status = host->exchange(group, "PEs of NVSHMEM", &mine, sizeof mine, -1, deadline, nvshmem->pes, NULL);
+    host->log(nvshmem->cuda.world, TUTTI_LOG_INFO, "nvshmem", "NVSHMEM %d.%d.%d, PE %d of %d, status %d: %s",
+              nvshmem->library->version / 10000, nvshmem->library->version / 100 % 100, nvshmem->library->version % 100,
+              mine, nvshmem->size, nvshmem->status, status_text(nvshmem->status));
+    return status;
+}
+
+/* ---- the heap ---- */
+
+typedef struct reserving {
+    size_t bytes;
+    void *base;
+} reserving;
+
+static void reserve(tu_nvshmem *nvshmem, void *argument) {
+    reserving *reserving = argument;
+    reserving->base = nvshmem->library->nvshmem_malloc(reserving->bytes);
+}
+
+static tutti_status add_slab(tu_nvshmem *nvshmem, void *base, size_t bytes) {
+    pthread_mutex_lock(&nvshmem->heap_lock);
+    tutti_status status = tu_nvshmem_slab_add(nvshmem, base, bytes);
+    pthread_mutex_unlock(&nvshmem->heap_lock);
+    return status;
+}
+
+/* A new slab, by all at once. */
+static tutti_status reserve_slab(tu_nvshmem *nvshmem, tutti_group *group, size_t bytes, int64_t deadline) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    reserving reserving = { .bytes = bytes };
+    if (nvshmem->slab_count == TU_NVSHMEM_SLABS)
+        return add_slab(nvshmem, NULL, bytes); /* says so */
+    tutti_status status =
+        tu_nvshmem_enter(nvshmem, group, deadline, "nvshmem_malloc", reserve, &reserving, sizeof reserving);
+    if (status == TUTTI_OK && reserving.base == NULL)
+        status =
+            host->error(TUTTI_ERROR_MEMORY,
+                        "NVSHMEM has no %zu bytes: choose a smaller TUTTI_NVSHMEM_HEAP or growth, or allow more by "
+                        "NVSHMEM_MAX_MEMORY_PER_GPU (NVSHMEM_SYMMETRIC_SIZE where NVSHMEM_DISABLE_CUDA_VMM is set)",
+                        bytes);
+    if (status == TUTTI_OK)
+        status = add_slab(nvshmem, reserving.base, bytes);
+    if (status != TUTTI_OK)
+        return status;
+    pthread_mutex_lock(&process_lock);
+    process.slabs[process.slab_count].base = reserving.base;
+    process.slabs[process.slab_count++].bytes = bytes;
+    pthread_mutex_unlock(&process_lock);
+    return TUTTI_OK;
+}
+
+/* The slabs of an earlier world of this process, or a first one. */
+static tutti_status find_slabs(tu_nvshmem *nvshmem, tutti_group *group, int kept, int64_t deadline) {
+    size_t total = 0;
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; status == TUTTI_OK && i < kept; i++) {
+        status = add_slab(nvshmem, process.slabs[i].base, process.slabs[i].bytes);
+        total += process.slabs[i].bytes;
+    }
+    if (status == TUTTI_OK && total < nvshmem->heap)
+        status = reserve_slab(nvshmem, group, nvshmem->heap - total, deadline);
+    return status;
+}
+
+tutti_status tu_nvshmem_grow(void *state, tutti_group *world, size_t bytes, int64_t deadline) {
+    tu_nvshmem *nvshmem = state;
+    return reserve_slab(nvshmem, world, (bytes + 511) / 512 * 512, deadline);
+}
+
+/* ---- kernels ---- */
+
+static tutti_status load_kernels(tu_nvshmem *nvshmem) {
+    static const char *const names[TU_NVSHMEM_KERNELS] = { [TU_NVSHMEM_SIGNAL] = "tutti_nvshmem_signal" };
+    const tu_cuda_driver *driver = &nvshmem->cuda.driver;
+    if (tu_nvshmem_has_image[0] == 0)
+        return TUTTI_OK; /* peers that are not mapped will be refused */
+    tutti_status status = tu_cuda_enter(&nvshmem->cuda, nvshmem->device);
+    if (status != TUTTI_OK)
+        return status;
+    CUresult result = driver->cuModuleLoadData(&nvshmem->module, tu_nvshmem_image);
+    for (int i = 0; result == CUDA_SUCCESS && i < TU_NVSHMEM_KERNELS; i++) {
+        result = driver->cuModuleGetFunction(&nvshmem->kernels[i], nvshmem->module, names[i]);
+        if (result == CUDA_SUCCESS && driver->cuFuncLoad != NULL)
+            result = driver->cuFuncLoad(nvshmem->kernels[i]);
+    }
+    int initialised = result == CUDA_SUCCESS ? nvshmem->library->nvshmemx_cumodule_init(nvshmem->module) : 0;
+    tu_cuda_leave(&nvshmem->cuda);
+    if (result != CUDA_SUCCESS)
+        return tu_cuda_error(&nvshmem->cuda, result, "loading the kernels that use NVSHMEM");
+    if (initialised != 0)
+        return nvshmem->cuda.host->error(
+            TUTTI_ERROR_BACKEND,
+            "NVSHMEM refuses Tutti's kernels (nvshmemx_cumodule_init: %d): they were built "
+            "with another version of its device library",
+            initialised);
+    return TUTTI_OK;
+}
+
+/* ---- all of it ---- */
+
+static tutti_status heap_setting(const tu_nvshmem *nvshmem, size_t *bytes) {
+    const char *text = nvshmem->cuda.host->setting(nvshmem->cuda.world, "TUTTI_NVSHMEM_HEAP");
+    char *end = NULL;
+    unsigned long long value = text != NULL ? strtoull(text, &end, 10) : 0;
+    int shift = end == NULL                  ? 0
+                : *end == 'K' || *end == 'k' ? 10
+                : *end == 'M' || *end == 'm' ? 20
+                : *end == 'G' || *end == 'g' ? 30
+                                             : 0;
+    *bytes = (size_t)value << shift;
+    if (value == 0)
+        return nvshmem->cuda.host->error(TUTTI_ERROR_ARGUMENT, "TUTTI_NVSHMEM_HEAP is no size: %s", text);
+    return TUTTI_OK;
+}
+
+/* One world of a process at a time has it; ranks that are threads have a world each. */
+static tutti_status take_process(tu_nvshmem *nvshmem) {
+    pthread_mutex_lock(&process_lock);
+    bool lost = process.lost;
+    nvshmem->holds = !process.taken && !lost;
+    process.taken = true;
+    pthread_mutex_unlock(&process_lock);
+    if (nvshmem->holds)
+        return TUTTI_OK;
+    return nvshmem->cuda.host->error(
+        lost ? TUTTI_ERROR_STATE : TUTTI_ERROR_UNSUPPORTED, "%s",
+        lost ? "an earlier call of NVSHMEM did not come back: the process must end first"
+             : "another world of this process has NVSHMEM: it takes one process for each rank, and one world at a time "
+               "(ranks cannot be threads)");
+}
+
+tutti_status tu_nvshmem_begin(tu_nvshmem *nvshmem) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    const char *mapping = host->setting(nvshmem->cuda.world, "TUTTI_NVSHMEM_MAP");
+    const char *teams = host->setting(nvshmem->cuda.world, "TUTTI_NVSHMEM_TEAMS");
+    nvshmem->mapping = mapping == NULL || strcmp(mapping, "0") != 0;
+    nvshmem->team_limit = teams != NULL ? atoi(teams) : 0;
+    tutti_status status = heap_setting(nvshmem, &nvshmem->heap);
+    if (status == TUTTI_OK)
+        status = tu_cuda_device_open(&nvshmem->cuda, -1, &nvshmem->device, &nvshmem->device_index);
+    return status == TUTTI_OK ? take_process(nvshmem) : status;
+}
+
+void tu_nvshmem_end(tu_nvshmem *nvshmem) {
+    free(nvshmem->pes);
+    tu_nvshmem_slabs_free(nvshmem);
+    if (!nvshmem->holds)
+        return;
+    pthread_mutex_lock(&process_lock);
+    process.taken = false;
+    pthread_mutex_unlock(&process_lock);
+}
+
+static tutti_status join_all(tu_nvshmem *nvshmem, tutti_group *world, int64_t deadline, presence *all) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    presence mine;
+    map_environment(nvshmem);
+    introduce(nvshmem, &mine);
+    tutti_status status = host->exchange(world, "before NVSHMEM", &mine, sizeof mine, -1, deadline, all, NULL);
+    if (status == TUTTI_OK)
+        status = compare(nvshmem, all);
+    if (status == TUTTI_OK)
+        status = enter_library(nvshmem, world, deadline, all);
+    if (status == TUTTI_OK)
+        status = find_slabs(nvshmem, world, all[0].kept, deadline);
+    if (status == TUTTI_OK)
+        nvshmem->even = tu_nvshmem_can_alias(nvshmem);
+    return status == TUTTI_OK ? load_kernels(nvshmem) : status;
+}
+
+tutti_status tu_nvshmem_join(void *state, tutti_group *world, int64_t deadline) {
+    tu_nvshmem *nvshmem = state;
+    const tu_backend_host *host = nvshmem->cuda.host;
+    nvshmem->rank = host->group_rank(world);
+    nvshmem->size = host->group_size(world);
+    tu_nvshmem_slabs_free(nvshmem); /* of an attempt that failed */
+    free(nvshmem->pes);
+    nvshmem->pes = calloc((size_t)nvshmem->size, sizeof *nvshmem->pes);
+    presence *all = calloc((size_t)nvshmem->size, sizeof *all);
+    tutti_status status = nvshmem->pes != NULL && all != NULL
+                              ? join_all(nvshmem, world, deadline, all)
+                              : host->error(TUTTI_ERROR_MEMORY, "out of memory for %d ranks", nvshmem->size);
+    free(all);
+    return status;
+}

@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Blocks of NVSHMEM's heap. Allocating and freeing are this rank's business alone; a rendezvous tells the members at
+ * which offset of which slab each block lies. A member whose heap is mapped here has an address; another is reached by
+ * rank and offset (remote.c).
+ *
+ * Members whose blocks lie at the same offset are mapped once more, evenly, where their heaps can be (alias.c): then
+ * the kernels of the CUDA backend use them where they lie. Else collectives stage, and signals are NVSHMEM's.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "inner.h"
+
+#define MAGIC 0x4e565348
+#define GRAIN 512 /* bytes: what is carved is a multiple */
+
+/* ---- blocks ---- */
+
+static tutti_status check_device(const tu_nvshmem *nvshmem, const tu_backend_request *request) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    if (request->device_index >= 0 && request->device_index != nvshmem->device_index)
+        return host->error(TUTTI_ERROR_UNSUPPORTED,
+                           "%s on GPU %d: NVSHMEM has its heap on GPU %d of this rank, which was current when "
+                           "tutti_backend_open was called",
+                           request->what, request->device_index, nvshmem->device_index);
+    if (tu_cuda_capture((tu_cuda *)(uintptr_t)&nvshmem->cuda, request->stream) != 0)
+        return host->error(TUTTI_ERROR_STATE, "%s cannot be allocated while its stream captures: allocate before",
+                           request->what);
+    return TUTTI_OK;
+}
+
+/* On the caller's stream, with an event behind it; or on one of our own, which waits for nobody's. */
+static CUresult clear_new(tu_nvshmem *nvshmem, tu_nvshmem_block *block, void *address, CUstream stream) {
+    const tu_cuda_driver *driver = &nvshmem->cuda.driver;
+    CUstream used = stream != NULL ? stream : nvshmem->device->stream;
+    CUresult result = driver->cuMemsetD8Async((CUdeviceptr)(uintptr_t)address, 0, block->bytes, used);
+    if (result != CUDA_SUCCESS || stream == NULL)
+        return result == CUDA_SUCCESS ? driver->cuStreamSynchronize(used) : result;
+    result = driver->cuEventCreate(&block->cleared, CU_EVENT_DISABLE_TIMING);
+    return result == CUDA_SUCCESS ? driver->cuEventRecord(block->cleared, stream) : result;
+}
+
+static CUresult await_clear(tu_nvshmem *nvshmem, tu_nvshmem_block *block) {
+    if (block->cleared == NULL)
+        return CUDA_SUCCESS;
+    CUresult result = nvshmem->cuda.driver.cuEventSynchronize(block->cleared);
+    nvshmem->cuda.driver.cuEventDestroy(block->cleared);
+    block->cleared = NULL;
+    return result;
+}
+
+static void give_back(tu_nvshmem *nvshmem, const tu_nvshmem_block *block) {
+    pthread_mutex_lock(&nvshmem->heap_lock);
+    tu_nvshmem_give_back(nvshmem, block->slab, block->offset, block->bytes);
+    pthread_mutex_unlock(&nvshmem->heap_lock);
+}
+
+static tutti_status allocate(void *state, const tu_backend_request *request, tu_backend_block *out) {
+    tu_nvshmem *nvshmem = state;
+    const tu_backend_host *host = nvshmem->cuda.host;
+    tutti_status status = check_device(nvshmem, request);
+    if (status != TUTTI_OK)
+        return status;
+    tu_nvshmem_block *block = calloc(1, sizeof *block);
+    if (block == NULL)
+        return host->error(TUTTI_ERROR_MEMORY, "out of memory for %s", request->what);
+    block->bytes = (request->bytes + GRAIN - 1) / GRAIN * GRAIN;
+    if (block->bytes == 0)
+        block->bytes = GRAIN;
+    pthread_mutex_lock(&nvshmem->heap_lock);
+    status = tu_nvshmem_carve(nvshmem, block->bytes, request->alignment > GRAIN ? request->alignment : GRAIN,
+                              request->what, &block->slab, &block->offset);
+    pthread_mutex_unlock(&nvshmem->heap_lock);
+    if (status != TUTTI_OK)
+        goto free_block;
+    char *address = nvshmem->slabs[block->slab].base + block->offset;
+    status = tu_cuda_enter(&nvshmem->cuda, nvshmem->device);
+    if (status != TUTTI_OK)
+        goto give_block_back;
+    CUresult result = clear_new(nvshmem, block, address, request->stream);
+    tu_cuda_leave(&nvshmem->cuda);
+    if (result != CUDA_SUCCESS) {
+        status = tu_cuda_error(&nvshmem->cuda, result, "clearing new memory");
+        goto give_block_back;
+    }
+    *out = (tu_backend_block){
+        .address = address, .bytes = request->bytes, .device_index = nvshmem->device_index, .handle = block
+    };
+    return TUTTI_OK;
+
+give_block_back:
+    give_back(nvshmem, block);
+free_block:
+    free(block);
+    return status;
+}
+
+/* Waits until nothing on the device uses the memory, and clears it: what is left in it is nobody's signal. */
+static void free_memory(void *state, tu_backend_block *out) {
+    tu_nvshmem *nvshmem = state;
+    tu_nvshmem_block *block = out->handle;
+    const tu_cuda_driver *driver = &nvshmem->cuda.driver;
+    CUresult result = CUDA_ERROR_INVALID_CONTEXT;
+    if (tu_cuda_enter(&nvshmem->cuda, nvshmem->device) == TUTTI_OK) {
+        (void)await_clear(nvshmem, block);
+        result = driver->cuCtxSynchronize();
+        if (result == CUDA_SUCCESS)
+            result =
+                driver->cuMemsetD8Async((CUdeviceptr)(uintptr_t)out->address, 0, block->bytes, nvshmem->device->stream);
+        if (result == CUDA_SUCCESS)
+            result = driver->cuStreamSynchronize(nvshmem->device->stream);
+        tu_cuda_leave(&nvshmem->cuda);
+    }
+    if (result == CUDA_SUCCESS)
+        give_back(nvshmem, block);
+    else
+        nvshmem->cuda.host->log(nvshmem->cuda.world, TUTTI_LOG_WARN, "nvshmem",
+                                "%zu bytes of the heap are not used again after CUDA error %d on the device",
+                                block->bytes, result);
+    free(block);
+    memset(out, 0, sizeof *out);
+}
+
+static tutti_status export_block(void *state, const tu_backend_block *own, tu_backend_ticket *ticket) {
+    tu_nvshmem *nvshmem = state;
+    tu_nvshmem_block *block = own->handle;
+    tu_nvshmem_ticket message = { .magic = MAGIC,
+                                  .pe = nvshmem->pes[nvshmem->rank],
+                                  .slab = (uint64_t)block->slab,
+                                  .offset = block->offset,
+                                  .bytes = block->bytes,
+                                  .even = nvshmem->even,
+                                  .multicast = tu_cuda_has_multicast(nvshmem, nvshmem->device_index) };
+    tutti_status status = tu_cuda_enter(&nvshmem->cuda, nvshmem->device);
+    if (status != TUTTI_OK)
+        return status;
+    CUresult result = await_clear(nvshmem, block);
+    tu_cuda_leave(&nvshmem->cuda);
+    if (result != CUDA_SUCCESS)
+        return tu_cuda_error(&nvshmem->cuda, result, "clearing a block");
+    memcpy(ticket->bytes, &message, sizeof message);
+    ticket->fd = -1;
+    return TUTTI_OK;
+}
+
+static void unexport_block(void *state, const tu_backend_block *block, tu_backend_ticket *ticket) {
+    (void)state;
+    (void)block;
+    (void)ticket;
+}
+
+/* ---- maps ---- */
+
+static void drop_map(tu_nvshmem_map *map) {
+    if (map == NULL)
+        return;
+    free(map->cuda.near);
+    free(map->places);
+    free(map->pes);
+    free(map);
+}
+
+static tu_nvshmem_map *make_map(tu_nvshmem *nvshmem, int count) {
+    tu_nvshmem_map *map = calloc(1, sizeof *map);
+    if (map == NULL)
+        return NULL;
+    map->cuda = (tu_cuda_map){ .cuda = &nvshmem->cuda, .device = nvshmem->device, .count = count };
+    map->cuda.near = calloc((size_t)count, sizeof *map->cuda.near);
+    map->places = calloc((size_t)count, sizeof *map->places);
+    map->pes = calloc((size_t)count, sizeof *map->pes);
+    if (map->cuda.near != NULL && map->places != NULL && map->pes != NULL)
+        return map;
+    drop_map(map);
+    return NULL;
+}
+
+/* Where one member's block lies: its ticket is another rank's word, and is checked. */
+static tutti_status place_member(tu_nvshmem *nvshmem, tu_nvshmem_map *map, int member, const tu_backend_ticket *given,
+                                 size_t bytes, void **address) {
+    tu_nvshmem_ticket ticket;
+    memcpy(&ticket, given->bytes, sizeof ticket);
+    const tu_nvshmem_slab *slab = ticket.slab < (uint64_t)nvshmem->slab_count ? &nvshmem->slabs[ticket.slab] : NULL;
+    if (ticket.magic != MAGIC || slab == NULL || ticket.bytes != bytes || ticket.offset > slab->bytes ||
+        slab->bytes - ticket.offset < bytes) {
+        tutti_status status =
+            nvshmem->cuda.host->error(TUTTI_ERROR_PROTOCOL,
+                                      "member %d says that its block lies in slab %llu at %llu, %llu bytes: this rank "
+                                      "has %d slabs, and %zu bytes",
+                                      member, (unsigned long long)ticket.slab, (unsigned long long)ticket.offset,
+                                      (unsigned long long)ticket.bytes, nvshmem->slab_count, bytes);
+        nvshmem->cuda.host->error_at_fault(member);
+        return status;
+    }
+    map->pes[member] = ticket.pe;
+    map->places[member] = slab->base + ticket.offset;
+    char *base = nvshmem->mapping ? nvshmem->library->nvshmem_ptr(slab->base, ticket.pe) : NULL;
+    *address = base != NULL ? base + ticket.offset : NULL;
+    return TUTTI_OK;
+}
+
+/* Whether all members can be reached evenly: by what they say, and so with the same answer on all. */
+static bool is_even(const tu_backend_ticket *tickets, int count) {
+    tu_nvshmem_ticket first, other;
+    memcpy(&first, tickets[0].bytes, sizeof first);
+    for (int i = 0; i < count; i++) {
+        memcpy(&other, tickets[i].bytes, sizeof other);
+        if (other.slab != first.slab || other.offset != first.offset || other.even == 0)
+            return false;
+    }
+    return true;
+}
+
+static tutti_status map_evenly(tu_nvshmem *nvshmem, tu_nvshmem_map *map, tutti_group *group,
+                               const tu_nvshmem_block *own) {
+    uint64_t base, stride;
+    tutti_status status = tu_nvshmem_alias_get(nvshmem, group, own->slab, map->cuda.count, map->pes, &base, &stride);
+    if (status == TUTTI_OK) {
+        map->cuda.base = base + own->offset;
+        map->cuda.stride = stride;
+    }
+    return status;
+}
+
+/* Whether one address could reach all members: by what they say, and so with the same answer on all. */
+static bool wants_multicast(const tu_backend_ticket *tickets, int count) {
+    tu_nvshmem_ticket first, other;
+    memcpy(&first, tickets[0].bytes, sizeof first);
+    for (int i = 0; i < count; i++) {
+        memcpy(&other, tickets[i].bytes, sizeof other);
+        if (other.slab != first.slab || other.offset != first.offset || other.multicast == 0)
+            return false;
+    }
+    return count > 1;
+}
+
+/* Without a team, or where it has no such address, the members go on without. */
+static tutti_status find_multicast(tu_nvshmem *nvshmem, const tu_nvshmem_map *map, tutti_group *group, bool broken,
+                                   void **multicast) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    int32_t team = -1;
+    tutti_status status = tu_nvshmem_team_get(nvshmem, group, host->now() + host->timeout(group, 0), broken, &team);
+    if (status == TUTTI_ERROR_UNSUPPORTED || status == TUTTI_ERROR_LIMIT) {
+        host->log(nvshmem->cuda.world, TUTTI_LOG_INFO, "nvshmem", "no multicast in group %s: it has no team",
+                  host->group_name(group));
+        return TUTTI_OK;
+    }
+    if (status == TUTTI_OK && !broken)
+        *multicast = nvshmem->library->nvshmemx_mc_ptr(team, map->places[0]);
+    return status;
+}
+
+static tutti_status import_blocks(void *state, tutti_group *group, const tu_backend_block *own, int rank, int count,
+                                  tu_backend_ticket *tickets, tu_backend_map *out) {
+    tu_nvshmem *nvshmem = state;
+    const tu_nvshmem_block *block = own->handle;
+    void **addresses = calloc((size_t)count, sizeof *addresses), *multicast = NULL;
+    tu_nvshmem_map *map = make_map(nvshmem, count);
+    tutti_status status = TUTTI_OK;
+    if (addresses == NULL || map == NULL)
+        status = nvshmem->cuda.host->error(TUTTI_ERROR_MEMORY, "out of memory for a mapping of %d blocks", count);
+    for (int i = 0; status == TUTTI_OK && i < count; i++)
+        status = place_member(nvshmem, map, i, &tickets[i], block->bytes, &addresses[i]);
+    if (status == TUTTI_OK) {
+        addresses[rank] = own->address;
+        if (is_even(tickets, count))
+            status = map_evenly(nvshmem, map, group, block);
+    }
+    if (wants_multicast(tickets, count)) {
+        tutti_status met = find_multicast(nvshmem, map, group, status != TUTTI_OK, &multicast);
+        status = status != TUTTI_OK ? status : met;
+    }
+    if (status == TUTTI_OK) {
+        *out = (tu_backend_map){ .addresses = addresses, .multicast = multicast, .handle = map };
+        return TUTTI_OK;
+    }
+    drop_map(map);
+    free(addresses);
+    return status;
+}
+
+/* The heap stays mapped; what still runs on the device may go on. */
+static void unmap(void *state, tu_backend_map *out) {
+    (void)state;
+    drop_map(out->handle);
+    free(out->addresses);
+    memset(out, 0, sizeof *out);
+}
+
+const tu_backend_memory tu_nvshmem_memory = {
+    .size = sizeof(tu_backend_memory),
+    .allocate = allocate,
+    .free = free_memory,
+    .export_block = export_block,
+    .unexport_block = unexport_block,
+    .import_blocks = import_blocks,
+    .unmap = unmap,
+    .clear = tu_cuda_clear,
+    .copy = tu_cuda_copy,
+    .set32 = tu_cuda_set32,
+    .write32 = tu_cuda_write32,
+    .has_multicast = tu_cuda_has_multicast,
+    .links = tu_cuda_links,
+};

@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Teams: what NVSHMEM calls a set of processes. The world has one from the start. Any other group gets one at first
+ * need by nvshmemx_team_init, to which its members alone come (splitting a team would need all of the parent's),
+ * whatever set of ranks it is. A team is kept as long as its group, and there are not many: TUTTI_NVSHMEM_TEAMS.
+ *
+ * Where several processes share a GPU and MPS does not let them run side by side, every call on a team ends the
+ * process: there are none then.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "inner.h"
+
+typedef struct offer {
+    uint64_t id;     /* of member 0 */
+    int32_t refused; /* a tutti_status: this member has no team to give */
+    int32_t pe;
+} offer;
+
+typedef struct making {
+    tu_nvshmem_team_config config;
+    int size, rank;
+    int32_t team;
+    int result;
+} making;
+
+static void init_team(tu_nvshmem *nvshmem, void *argument) {
+    making *making = argument;
+    making->result = nvshmem->library->nvshmemx_team_init(&making->team, &making->config, TU_NVSHMEM_CONFIG_BY_ID,
+                                                          making->size, making->rank);
+}
+
+/* Why this rank cannot have one more; TUTTI_OK: it can. */
+static tutti_status refusal(const tu_nvshmem *nvshmem) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    if (nvshmem->status == TU_NVSHMEM_LIMITED_SHARING)
+        return host->error(TUTTI_ERROR_UNSUPPORTED,
+                           "NVSHMEM has no teams where processes share a GPU, unless MPS runs and the "
+                           "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of those on one GPU add up to 100 at most");
+    if (nvshmem->team_count >= nvshmem->team_limit)
+        return host->error(TUTTI_ERROR_LIMIT,
+                           "there are %d teams of NVSHMEM already: allow more by TUTTI_NVSHMEM_TEAMS (and "
+                           "NVSHMEM_MAX_TEAMS), or release groups",
+                           nvshmem->team_count);
+    return TUTTI_OK;
+}
+
+/* The first member that cannot. */
+static tutti_status compare(const tu_nvshmem *nvshmem, tutti_group *group, const offer *offers, tutti_status own) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    for (int i = 0; i < host->group_size(group); i++) {
+        if (offers[i].refused == TUTTI_OK || own != TUTTI_OK)
+            continue;
+        tutti_status status =
+            host->error((tutti_status)offers[i].refused, "member %d of group %s cannot have one more team of NVSHMEM",
+                        i, host->group_name(group));
+        host->error_at_fault(i);
+        return status;
+    }
+    return own;
+}
+
+/* Whether the members are all PEs, in their order: then there is a team already. */
+static bool is_everybody(const tu_nvshmem *nvshmem, const offer *offers, int count) {
+    bool all = count == nvshmem->library->nvshmem_n_pes();
+    for (int i = 0; i < count && all; i++)
+        all = offers[i].pe == i;
+    return all;
+}
+
+static tutti_status make(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, const offer *offers,
+                         int32_t *team) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    making making = {
+        .config = { .version = TU_NVSHMEM_VERSION(2, tu_nvshmem_team_config), .contexts = -1, .id = offers[0].id },
+        .size = host->group_size(group),
+        .rank = host->group_rank(group),
+        .team = -1
+    };
+    tutti_status status =
+        tu_nvshmem_enter(nvshmem, group, deadline, "nvshmemx_team_init", init_team, &making, sizeof making);
+    if (status == TUTTI_OK && (making.result != 0 || making.team < 0))
+        status = host->error(TUTTI_ERROR_BACKEND, "NVSHMEM makes no team for group %s (nvshmemx_team_init: %d)",
+                             host->group_name(group), making.result);
+    *team = making.team;
+    return status;
+}
+
+static tutti_status keep(tu_nvshmem *nvshmem, const tutti_group *group, int32_t team) {
+    tu_nvshmem_team *kept = malloc(sizeof *kept);
+    if (kept == NULL)
+        return nvshmem->cuda.host->error(TUTTI_ERROR_MEMORY, "out of memory for a team");
+    pthread_mutex_lock(&nvshmem->heap_lock);
+    *kept = (tu_nvshmem_team){ .group = group, .team = team, .next = nvshmem->teams };
+    nvshmem->teams = kept;
+    nvshmem->team_count += team != TU_NVSHMEM_TEAM_WORLD;
+    pthread_mutex_unlock(&nvshmem->heap_lock);
+    return TUTTI_OK;
+}
+
+static bool find(tu_nvshmem *nvshmem, const tutti_group *group, int32_t *team) {
+    pthread_mutex_lock(&nvshmem->heap_lock);
+    const tu_nvshmem_team *kept = nvshmem->teams;
+    while (kept != NULL && kept->group != group)
+        kept = kept->next;
+    if (kept != NULL)
+        *team = kept->team;
+    pthread_mutex_unlock(&nvshmem->heap_lock);
+    return kept != NULL;
+}
+
+tutti_status tu_nvshmem_team_get(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, bool broken,
+                                 int32_t *team) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    if (find(nvshmem, group, team))
+        return TUTTI_OK;
+    int size = host->group_size(group);
+    offer mine = { .pe = nvshmem->pes[nvshmem->rank] }, *offers = calloc((size_t)size, sizeof *offers);
+    if (offers == NULL)
+        return host->error(TUTTI_ERROR_MEMORY, "out of memory for a team");
+    tutti_status own = broken ? TUTTI_ERROR_BACKEND : refusal(nvshmem);
+    mine.refused = (int32_t)own;
+    if (own == TUTTI_OK && host->group_rank(group) == 0 && nvshmem->library->nvshmemx_team_get_uniqueid(&mine.id) != 0)
+        mine.refused = TUTTI_ERROR_BACKEND;
+    tutti_status status = host->exchange(group, "a team of NVSHMEM", &mine, sizeof mine, -1, deadline, offers, NULL);
+    if (status == TUTTI_OK)
+        status = compare(nvshmem, group, offers, own);
+    if (status == TUTTI_OK && is_everybody(nvshmem, offers, size))
+        *team = TU_NVSHMEM_TEAM_WORLD;
+    else if (status == TUTTI_OK)
+        status = make(nvshmem, group, deadline, offers, team);
+    free(offers);
+    return status == TUTTI_OK ? keep(nvshmem, group, *team) : status;
+}
+
+/* The group goes away. Destroying a team is collective, and a group goes away on one rank alone: NVSHMEM keeps it. */
+void tu_nvshmem_forget(void *state, tutti_group *group) {
+    tu_nvshmem *nvshmem = state;
+    pthread_mutex_lock(&nvshmem->heap_lock);
+    for (tu_nvshmem_team **link = &nvshmem->teams; *link != NULL;) {
+        tu_nvshmem_team *kept = *link;
+        if (kept->group != group) {
+            link = &kept->next;
+            continue;
+        }
+        *link = kept->next;
+        free(kept);
+    }
+    pthread_mutex_unlock(&nvshmem->heap_lock);
+    tu_nvshmem_alias_drop(nvshmem, group);
+    tu_cuda_forget(&nvshmem->cuda, group);
+}

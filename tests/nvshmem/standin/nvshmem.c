@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A stand-in for NVSHMEM's host library, as libnvshmem_host.so.3: processes of one machine, whose heaps are one shared
+ * file that the first of them makes and the others open through /proc. As the real one does, it maps the others' heaps
+ * behind its own, beginning with itself; nvshmem_malloc waits for all; what is not mapped has no pointer but can be put
+ * to. STANDIN_NVSHMEM in the environment makes it ill: "old", "limited", "refuses" (no start), "hangs" (in
+ * nvshmem_malloc, on PE 1), "full" (no memory on PE 1).
+ */
+#include <fcntl.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "memory/backend.h"
+
+#include "backend/nvshmem/library.h"
+
+#define API __attribute__((visibility("default")))
+#define HEAP ((size_t)64 << 20) /* of each */
+#define MOST 16                 /* processes */
+
+/* The first page of the file. */
+typedef struct shared {
+    _Atomic uint32_t arrived[1024]; /* at each meeting of all; a meeting is used once */
+    _Atomic uint64_t teams;         /* ids given out */
+} shared;
+
+/* What the unique id says. */
+typedef struct address {
+    int version;
+    int pid, descriptor;
+} address;
+
+static shared *common;
+static char *heap; /* this process's, then the others' */
+static size_t used;
+static int me, all, meetings, status, teams = 5;
+
+static bool is(const char *illness) {
+    const char *what = getenv("STANDIN_NVSHMEM");
+    return what != NULL && strcmp(what, illness) == 0;
+}
+
+static void meet(void) {
+    _Atomic uint32_t *arrived = &common->arrived[meetings++];
+    atomic_fetch_add(arrived, 1);
+    while (atomic_load(arrived) < (uint32_t)all)
+        sched_yield();
+}
+
+/* What stands for `here`, an address of this process's heap, at another. */
+API void *standin_address(const void *here, int pe);
+void *standin_address(const void *here, int pe) {
+    return heap + ((size_t)((pe - me + all) % all) * HEAP + (size_t)((const char *)here - heap));
+}
+
+API void nvshmemx_vendor_get_version_info(int *major, int *minor, int *patch);
+void nvshmemx_vendor_get_version_info(int *major, int *minor, int *patch) {
+    *major = 3;
+    *minor = is("old") ? 2 : 4;
+    *patch = 5;
+}
+
+API int nvshmemx_init_status(void);
+int nvshmemx_init_status(void) {
+    return status;
+}
+
+API int nvshmemx_get_uniqueid(tu_nvshmem_id *id);
+int nvshmemx_get_uniqueid(tu_nvshmem_id *id) {
+    address mine = { .version = id->version, .pid = (int)getpid() };
+    mine.descriptor = memfd_create("standin", MFD_CLOEXEC);
+    if (mine.descriptor < 0 || ftruncate(mine.descriptor, (off_t)(MOST * HEAP + sizeof(shared) + 65536)) != 0)
+        return 1;
+    memcpy(id, &mine, sizeof mine);
+    return 0;
+}
+
+API int nvshmemx_set_attr_uniqueid_args(int rank, int size, const tu_nvshmem_id *id, tu_nvshmem_init *init);
+int nvshmemx_set_attr_uniqueid_args(int rank, int size, const tu_nvshmem_id *id, tu_nvshmem_init *init) {
+    init->args.id.id = (tu_nvshmem_id *)(uintptr_t)id;
+    init->args.id.rank = rank;
+    init->args.id.size = size;
+    return size <= MOST ? 0 : 1;
+}
+
+API int nvshmemx_hostlib_init_attr(unsigned flags, tu_nvshmem_init *init);
+int nvshmemx_hostlib_init_attr(unsigned flags, tu_nvshmem_init *init) {
+    address other;
+    char path[64];
+    memcpy(&other, init->args.id.id, sizeof other);
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", other.pid, other.descriptor);
+    int file = flags == TU_NVSHMEM_BY_UNIQUE_ID && !is("refuses") ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    if (file < 0)
+        return 7;
+    me = init->args.id.rank;
+    all = init->args.id.size;
+    common = mmap(NULL, sizeof *common, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)(MOST * HEAP));
+    heap = mmap(NULL, ((size_t)all + 1) * HEAP, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    heap += (HEAP - (uintptr_t)heap % HEAP) % HEAP; /* whole pieces */
+    for (int i = 0; i < all; i++)
+        mmap(heap + (size_t)i * HEAP, HEAP, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file,
+             (off_t)((size_t)((me + i) % all) * HEAP));
+    close(file);
+    meet();
+    status = is("limited") ? TU_NVSHMEM_LIMITED_SHARING : TU_NVSHMEM_FULL_SHARING;
+    return 0;
+}
+
+API int nvshmem_my_pe(void);
+int nvshmem_my_pe(void) {
+    return me;
+}
+
+API int nvshmem_n_pes(void);
+int nvshmem_n_pes(void) {
+    return all;
+}
+
+API void *nvshmem_malloc(size_t bytes);
+void *nvshmem_malloc(size_t bytes) {
+    while (is("hangs") && me == 1)
+        pause();
+    meet();
+    if (bytes > HEAP - used || (is("full") && me == 1))
+        return NULL;
+    used += bytes;
+    return heap + used - bytes;
+}
+
+API void *nvshmem_ptr(const void *here, int pe);
+void *nvshmem_ptr(const void *here, int pe) {
+    return standin_address(here, pe);
+}
+
+API void *nvshmemx_mc_ptr(int32_t team, const void *here);
+void *nvshmemx_mc_ptr(int32_t team, const void *here) {
+    (void)team, (void)here;
+    return NULL;
+}
+
+API int nvshmemx_team_get_uniqueid(uint64_t *id);
+int nvshmemx_team_get_uniqueid(uint64_t *id) {
+    *id = atomic_fetch_add(&common->teams, 1) + 1;
+    return 0;
+}
+
+API int nvshmemx_team_init(int32_t *team, tu_nvshmem_team_config *config, long mask, int size, int rank);
+int nvshmemx_team_init(int32_t *team, tu_nvshmem_team_config *config, long mask, int size, int rank) {
+    if (status == TU_NVSHMEM_LIMITED_SHARING)
+        _exit(255); /* as the real one */
+    if (mask != TU_NVSHMEM_CONFIG_BY_ID || config->id == 0 || rank >= size)
+        return 1;
+    _Atomic uint32_t *arrived = &common->arrived[512 + config->id];
+    atomic_fetch_add(arrived, 1);
+    while (atomic_load(arrived) < (uint32_t)size)
+        sched_yield();
+    *team = ++teams;
+    return 0;
+}
+
+API void nvshmem_team_destroy(int32_t team);
+void nvshmem_team_destroy(int32_t team) {
+    (void)team;
+}
+
+API void nvshmemx_putmem_on_stream(void *to, const void *from, size_t bytes, int pe, CUstream stream);
+void nvshmemx_putmem_on_stream(void *to, const void *from, size_t bytes, int pe, CUstream stream) {
+    (void)stream;
+    if ((const char *)from < heap || (const char *)from >= heap + HEAP)
+        abort(); /* what a network sends must lie in the heap */
+    memmove(standin_address(to, pe), from, bytes);
+}
+
+API void nvshmemx_getmem_on_stream(void *to, const void *from, size_t bytes, int pe, CUstream stream);
+void nvshmemx_getmem_on_stream(void *to, const void *from, size_t bytes, int pe, CUstream stream) {
+    (void)stream;
+    if ((char *)to < heap || (char *)to >= heap + HEAP)
+        abort();
+    memmove(to, standin_address(from, pe), bytes);
+}
+
+API void nvshmemx_quiet_on_stream(CUstream stream);
+void nvshmemx_quiet_on_stream(CUstream stream) {
+    (void)stream;
+}
+
+API int nvshmemx_cumodule_init(CUmodule module);
+int nvshmemx_cumodule_init(CUmodule module) {
+    return module == NULL;
+}
