@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A rank that dies while the others wait for it on the GPU. Not under MPS, where a death may take the server with it.
+ * A rank that dies while the others wait for it on the GPU, and a context that a kernel has ruined. Not under MPS,
+ * where either may take the server with it.
  */
 #include <signal.h>
 
@@ -43,4 +44,37 @@ TEST_LIMIT(a_dead_rank_ends_the_kernels_that_wait_for_it, 120) {
     if (gpu_ranks() > 4)
         SKIP("time slices of many processes take too long");
     CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, gpu_ranks(), run, NULL), TUTTI_ERROR_DEAD);
+}
+
+/* spec: test_free_after_device_assert. A kernel fails; whether the program has noticed or not, what is released and
+ * closed afterwards neither crashes nor waits. */
+static tutti_status fail_and_free(tutti_world *world, void *argument) {
+    const bool *observed = argument;
+    static const char failing[] = ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry fails() { trap; }\n";
+    gpu_begin();
+    tutti_memory *memory = gpu_symmetric(world, 1 << 20);
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_rendezvous(memory, tutti_world_group(world), &peers));
+    CUmodule module;
+    CUfunction function;
+    CHECK_CUDA(gpu.cuModuleLoadData(&module, failing));
+    CHECK_CUDA(gpu.cuModuleGetFunction(&function, module, "fails"));
+    CHECK_CUDA(gpu.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL));
+    if (*observed)
+        CHECK(gpu.cuStreamSynchronize(stream) != CUDA_SUCCESS);
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+    CHECK(gpu.cuStreamSynchronize(stream) != CUDA_SUCCESS);
+    tutti_memory *host; /* what is no GPU's still works */
+    CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &host));
+    tutti_memory_release(host);
+    return TUTTI_OK;
+}
+
+TEST_LIMIT(free_after_device_assert, 120) {
+    gpu_needed();
+    if (getenv("CUDA_MPS_PIPE_DIRECTORY") != NULL)
+        SKIP("under MPS a kernel that fails may take the server with it");
+    for (int observed = 0; observed < 2; observed++)
+        CHECK_OK(tutti_spawn(TUTTI_SPAWN_PROCESSES, 1, fail_and_free, &(bool){ observed != 0 }));
 }

@@ -56,6 +56,30 @@ TEST_GPU(is_symm_mem_tensor) {
     CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
 }
 
+/* Nothing has to be enabled: memory meets with every group that there is, and a name that nobody has made finds none.
+ */
+TEST_GPU(is_symm_mem_enabled_for_group) {
+    tutti_group *all = tutti_world_group(world), *made, *found;
+    int size = tutti_group_size(all), ranks[64];
+    for (int i = 0; i < size; i++)
+        ranks[i] = i;
+    CHECK_OK(tutti_group_new(world, ranks, size, NULL, &made));
+    tutti_group_form form = { 0 };
+    CHECK_OK(tutti_group_resolve(world, tutti_form_name(&form, tutti_group_name(made)), NULL, &found));
+    CHECK(found == made);
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    tutti_peers *peers = meet(memory, found);
+    CHECK_OK(tutti_peers_barrier(peers, 0, ON_STREAM));
+    CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+    tutti_group_release(found);
+    CHECK(tutti_group_resolve(world, tutti_form_name(&form, "nobody made this"), NULL, &found) != TUTTI_OK);
+    CHECK_OK(tutti_barrier(all, NULL));
+    tutti_peers_release(peers);
+    tutti_group_release(made);
+    tutti_memory_release(memory);
+    CHECK_OK(tutti_barrier(all, NULL));
+}
+
 TEST_GPU(get_backend) {
     const char *name;
     CHECK_OK(tutti_memory_backend(world, TUTTI_CUDA, &name));
