@@ -204,6 +204,7 @@ void tu_compute_both(tu_collective *state, tu_lane *take, tu_lane *put) {
 #define IN_A_ROW 2         /* before the contrary is believed: one may have been interrupted, or lucky */
 #define LEAST_INTERVAL 64  /* stagings past the cache before ordinary stores are tried again; twice as many */
 #define MOST_INTERVAL 4096 /* whenever they have turned out to be slow once more */
+#define STAGING_BYTES ((size_t)128 << 10) /* longer ones count as several: more is lost by the wrong stores */
 #define TRIAL_BYTES ((size_t)16 << 10)
 #define WATCHED 8 /* of so many rounds one is staged by itself, so that its time tells something */
 
@@ -259,7 +260,8 @@ void tu_compute_stage(tu_collective *state, tu_lane *put) {
             tu_stage_judge(state, put->bytes, time_copy(put));
             return;
         }
-        if (--state->next_trial <= 0)
+        state->next_trial -= 1 + (int)(put->bytes / STAGING_BYTES); /* at most a ring */
+        if (state->next_trial <= 0)
             try_near(state, put);
     }
     copy_lane(state, put);
