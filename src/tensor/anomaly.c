@@ -17,25 +17,28 @@ bool tt_anomaly_mode(bool on) {
 
 /* Whether x holds a NaN, as far as it can be looked at without waiting. */
 static bool has_nan(const tt_tensor *x) {
-    if (x == NULL || !tu_is_float(x->dtype) || x->device == TUTTI_META || x->storage->fake || x->numel == 0 ||
-        atomic_load_explicit(&x->storage->waiter, memory_order_acquire) != NULL ||
+    if (x == NULL || !(tu_is_float(x->dtype) || tu_is_complex(x->dtype)) || x->device == TUTTI_META ||
+        x->storage->fake || x->numel == 0 || atomic_load_explicit(&x->storage->waiter, memory_order_acquire) != NULL ||
         tu_tensor_need(x) > x->storage->bytes)
         return false;
-    tt_tensor *here = tu_on_host(x), *dense = here != NULL ? tu_stage_in(here, tu_stage_dtype(x)) : NULL;
+    bool parts = tu_is_complex(x->dtype); /* two numbers each */
+    tutti_dtype dtype = parts ? (tutti_dtype)x->dtype : tu_stage_dtype(x);
+    tt_tensor *here = tu_on_host(x), *dense = here != NULL ? tu_stage_in(here, dtype) : NULL;
     tu_tensor_drop(here);
     if (dense == NULL)
         return false;
     const float *floats = tu_pointer(dense);
     const double *doubles = tu_pointer(dense);
-    bool found = false;
-    for (int64_t i = 0; i < x->numel; i++)
-        found |= dense->dtype == TUTTI_F64 ? doubles[i] != doubles[i] : floats[i] != floats[i];
+    bool found = false, wide = dtype == TUTTI_F64 || dtype == TUTTI_C128;
+    for (int64_t i = 0; i < (parts ? 2 * x->numel : x->numel); i++)
+        found |= wide ? doubles[i] != doubles[i] : floats[i] != floats[i];
     tu_tensor_drop(dense);
     return found;
 }
 
 static bool is_written(const tu_call *call, int input) {
-    return (call->in_place && input == 0) || (input < TU_INPUTS && call->entry->written & TU_INPUT(input));
+    return (call->in_place && input < call->output_count) ||
+           (input < TU_INPUTS && call->entry->written & TU_INPUT(input));
 }
 
 /* What the call wrote: a result, or an input. */

@@ -207,6 +207,12 @@ TEST(anomaly_mode_names_the_operator_of_the_first_nan) {
     tt_tensor *half = tt_sqrt(tt_transpose(tt_to(tt_full(tt_shape(2, 3), -1, TUTTI_F32, NULL), TUTTI_BF16), 0, 1));
     CHECK(half == NULL);
     refused(TUTTI_ERROR_STATE, "sqrt: it made the first NaN");
+    for (int i = 0; i < 2; i++) { /* in one part of a complex number, the other, or both */
+        tt_tensor *none = tt_zeros(tt_shape(3), i == 0 ? TUTTI_C64 : TUTTI_C128, NULL);
+        tt_div(none, none);
+        refused(TUTTI_ERROR_STATE, "div: it made the first NaN");
+        CHECK(tt_add(none, none) != NULL);
+    }
     tt_anomaly_mode(false);
     done(&scope);
 }
