@@ -216,7 +216,8 @@ uint64_t tutti_work_sequence(const tutti_work *work) {
 }
 
 void tutti_work_release(tutti_work *work) {
-    if (work == NULL || atomic_fetch_sub_explicit(&work->users, 1, memory_order_acq_rel) != 1)
+    if (work == NULL || tu_world_forked(work->group->world) ||
+        atomic_fetch_sub_explicit(&work->users, 1, memory_order_acq_rel) != 1)
         return;
     const tu_executor *executor = work->task.executor;
     if (executor->release != NULL)

@@ -212,7 +212,7 @@ void tu_memory_drop(tutti_memory *memory) {
 }
 
 void tutti_memory_release(tutti_memory *memory) {
-    if (memory == NULL)
+    if (memory == NULL || tu_world_forked(memory->world))
         return;
     tutti_world *world = memory->world;
     tu_memory_world *tables = memory->tables;

@@ -71,7 +71,7 @@ void tu_peers_free(tutti_peers *doomed) {
 }
 
 tutti_peers *tutti_peers_keep(tutti_peers *peers) {
-    if (peers != NULL) {
+    if (peers != NULL && !tu_world_forked(peers->memory->world)) {
         pthread_mutex_lock(&peers->memory->tables->lock);
         tu_peers_use(peers);
         pthread_mutex_unlock(&peers->memory->tables->lock);
@@ -80,7 +80,7 @@ tutti_peers *tutti_peers_keep(tutti_peers *peers) {
 }
 
 void tutti_peers_release(tutti_peers *peers) {
-    if (peers == NULL)
+    if (peers == NULL || tu_world_forked(peers->memory->world))
         return;
     tutti_world *world = peers->memory->world;
     tu_memory_world *tables = peers->memory->tables;

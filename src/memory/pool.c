@@ -207,8 +207,8 @@ void tu_pool_drop(tutti_pool *pool) {
 }
 
 tutti_pool *tutti_pool_keep(tutti_pool *pool) {
-    if (pool == NULL)
-        return NULL;
+    if (pool == NULL || tu_world_forked(pool->world))
+        return pool;
     pthread_mutex_lock(&pool->lock);
     pool->users++;
     pthread_mutex_unlock(&pool->lock);
@@ -216,7 +216,7 @@ tutti_pool *tutti_pool_keep(tutti_pool *pool) {
 }
 
 void tutti_pool_release(tutti_pool *pool) {
-    if (pool == NULL)
+    if (pool == NULL || tu_world_forked(pool->world))
         return;
     tutti_world *world = pool->world;
     tutti_group *group = pool->options.group;

@@ -38,7 +38,7 @@ bool tu_store_forked(const tutti_store *store) {
 }
 
 void tutti_store_release(tutti_store *store) {
-    if (store == NULL)
+    if (store == NULL || tu_store_forked(store)) /* its threads, and the other ends, are the parent's */
         return;
     /* Release: my use of the store; acquire: everybody else's, before it goes. They pair with each other. */
     if (atomic_fetch_sub_explicit(&store->references, 1, memory_order_acq_rel) != 1)

@@ -129,16 +129,32 @@ static void enlist(tu_thread *self) {
     process.threads = self;
 }
 
+/* ---- forks ---- */
+
+/* Nobody is in the middle of a change while a child is made. The order does not matter, since whoever holds one of
+ * these locks takes no other. That of the devices is not among them: a driver that is opened under it may fork. */
+static void for_each_lock(int (*act)(pthread_mutex_t *)) {
+    act(&process.lock);
+    act(&process.handles.lock);
+    act(&process.large.lock);
+    act(&process.hooks);
+    for (int i = 0; i < STORAGE_LOCKS; i++)
+        act(&process.storages[i]);
+}
+
+static void lock_for_fork(void) {
+    for_each_lock(pthread_mutex_lock);
+}
+
+static void unlock_after_fork(void) {
+    for_each_lock(pthread_mutex_unlock);
+}
+
 /* The calling thread is the only one that lives on; what the others had counts as left behind. */
 static void reset_in_child(void) {
     tu_thread *self = tu_self();
-    pthread_mutex_init(&process.lock, NULL);
-    pthread_mutex_init(&process.handles.lock, NULL);
-    pthread_mutex_init(&process.large.lock, NULL);
-    pthread_mutex_init(&process.hooks, NULL);
+    unlock_after_fork();
     pthread_mutex_init(&process.devices.lock, NULL);
-    for (int i = 0; i < STORAGE_LOCKS; i++)
-        pthread_mutex_init(&process.storages[i], NULL);
     for (tu_thread *thread = process.threads; thread != NULL; thread = thread->next)
         if (thread != self)
             add_tallies(&process.gone, thread);
@@ -152,7 +168,7 @@ int tu_process_add_thread(tu_thread *self) {
     pthread_mutex_lock(&process.lock);
     if (!process.prepared) {
         error = pthread_key_create(&process.exit_key, thread_exit);
-        if (error == 0 && (error = pthread_atfork(NULL, NULL, reset_in_child)) != 0)
+        if (error == 0 && (error = pthread_atfork(lock_for_fork, unlock_after_fork, reset_in_child)) != 0)
             pthread_key_delete(process.exit_key);
         process.prepared = error == 0;
     }

@@ -245,7 +245,8 @@ tutti_group *tutti_group_keep(tutti_group *group) {
 
 void tutti_group_release(tutti_group *group) {
     /* Release pairs with the last one's acquire: everything done with the group is over before it is freed. */
-    if (real(group) && atomic_fetch_sub_explicit(&group->references, 1, memory_order_acq_rel) == 1)
+    if (real(group) && !tu_world_forked(group->world) &&
+        atomic_fetch_sub_explicit(&group->references, 1, memory_order_acq_rel) == 1)
         free_group(group);
 }
 

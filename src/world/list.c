@@ -21,6 +21,15 @@
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static tutti_world *open_worlds;
+static bool prepared; /* for a fork: the child finds the list whole, and its lock free */
+
+static void lock_for_fork(void) {
+    pthread_mutex_lock(&list_lock);
+}
+
+static void unlock_after_fork(void) {
+    pthread_mutex_unlock(&list_lock);
+}
 
 tutti_status tu_worlds_claim(tutti_world *world) {
     tutti_status status = TUTTI_OK;
@@ -35,6 +44,8 @@ tutti_status tu_worlds_claim(tutti_world *world) {
     if (status == TUTTI_OK) {
         world->next = open_worlds;
         open_worlds = world;
+        if (!prepared)
+            prepared = pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork) == 0;
     }
     pthread_mutex_unlock(&list_lock);
     return status;

@@ -73,7 +73,8 @@ tutti_mesh *tutti_mesh_keep(tutti_mesh *mesh) {
 }
 
 void tutti_mesh_release(tutti_mesh *mesh) {
-    if (mesh == NULL || atomic_fetch_sub_explicit(&mesh->references, 1, memory_order_acq_rel) != 1)
+    if (mesh == NULL || tu_world_forked(mesh->root->world) ||
+        atomic_fetch_sub_explicit(&mesh->references, 1, memory_order_acq_rel) != 1)
         return;
     release_root(mesh->root); /* which has the groups */
     free(mesh);

@@ -532,7 +532,7 @@ tutti_status tutti_world_close(tutti_world *world) {
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_close: the world is NULL");
     if (!tu_worlds_unclaim(world))
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_world_close: this is no open world; was it closed already?");
-    if (world->job != NULL && tu_job_forked(world->job))
+    if (tu_world_forked(world))
         return tu_error(TUTTI_ERROR_FORKED,
                         "tutti_world_close was called in a forked child of the process that opened world \"%s\"",
                         world->name);
@@ -586,7 +586,7 @@ tutti_status tu_world_check(const tutti_world *world) {
         return tu_error(TUTTI_ERROR_ARGUMENT, "the world is NULL");
     if (__builtin_expect(atomic_load_explicit(&world->closed, memory_order_acquire) != 0, 0))
         return tu_error(TUTTI_ERROR_STATE, "world \"%s\" is closed", world->name);
-    if (__builtin_expect(world->job != NULL && tu_job_forked(world->job), 0))
+    if (__builtin_expect(tu_world_forked(world), 0))
         return tu_error(
             TUTTI_ERROR_FORKED,
             "called in a forked child of the process that opened world \"%s\" (rank %d); only that process may "

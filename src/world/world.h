@@ -319,6 +319,12 @@ static inline void tu_world_exit(const tutti_world **before) {
     __attribute__((cleanup(tu_world_exit), unused)) const tutti_world *inside_before = tu_world_enter(of_world)
 #define TU_INSIDE_GROUP(group) TU_INSIDE((group) != NULL && (group) != TUTTI_NON_GROUP_MEMBER ? (group)->world : NULL)
 
+/* Whether this is a forked child of the process that opened the world. There objects are released by nobody: a lock
+ * that another thread held at the fork is held for ever, and what they stand for is the parent's. */
+static inline bool tu_world_forked(const tutti_world *world) {
+    return world->job != NULL && tu_job_forked(world->job);
+}
+
 /* TUTTI_OK for an open world of this process; NULL, closed and forked are errors. For calls that take a world. */
 tutti_status tu_world_check(const tutti_world *world);
 

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory of large tensors: what some leave serves others of any size, threads share it, and it goes back to the system.
+ * Memory of tensors: what large ones leave serves others of any size, threads share it, it goes back to the system, and
+ * a forked child goes on with it.
  */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "support.h"
 
@@ -141,6 +145,81 @@ TEST(threads_share_large_blocks_and_none_lie_over_each_other) {
     }
     for (int i = 0; i < PLACES; i++)
         tt_release(all.at[i]);
+}
+
+/* ---- forks ---- */
+
+typedef struct pair {
+    tt_tensor *small, *large;
+} pair;
+
+static pair make_pair(int value) {
+    return (pair){ tt_keep(tt_full(tt_shape(5), value, TUTTI_F32, NULL)),
+                   tt_keep(tt_full(tt_shape((int64_t)MEGABYTE), value, TUTTI_U8, NULL)) };
+}
+
+static void release_pair(pair of) {
+    tt_release(of.small);
+    tt_release(of.large);
+}
+
+static atomic_bool over;
+
+/* Hooks, handles, small and large blocks, and the list of threads: every lock of the library. */
+static void *make_and_release(void *right) {
+    while (!atomic_load(&over) && *(bool *)right) {
+        tt_counts counts = { .size = sizeof counts };
+        tt_scope scope = tt_scope_open();
+        pair made = make_pair(7);
+        *(bool *)right = tt_count(&counts) == TUTTI_OK && is_filled(made.large, 7);
+        release_pair(made);
+        *(bool *)right = tt_scope_close(&scope) == TUTTI_OK && *(bool *)right;
+    }
+    return NULL;
+}
+
+/* In a child: what the parent made can be read and released, and tensors go on. */
+static bool use_in_child(pair made) {
+    tt_scope scope = tt_scope_open();
+    bool right = is_filled(made.large, 3) && tt_item(tt_sum(made.small)) == 15;
+    release_pair(made);
+    pair more = make_pair(4);
+    right = right && is_filled(more.large, 4);
+    release_pair(more);
+    tt_memory_trim();
+    return tt_scope_close(&scope) == TUTTI_OK && right;
+}
+
+TEST(a_child_forked_while_threads_allocate_goes_on_with_tensors) {
+    enum {
+        BUSY = 2
+    };
+    bool right[BUSY] = { true, true };
+    pthread_t busy[BUSY];
+    tt_scope scope = tt_scope_open();
+    pair made = make_pair(3);
+    CHECK_OK(tt_scope_close(&scope));
+    atomic_store(&over, false);
+    for (int i = 0; i < BUSY; i++)
+        CHECK_EQ(pthread_create(&busy[i], NULL, make_and_release, &right[i]), 0);
+    fflush(NULL);
+    for (int i = 0; i < (test_sanitized() ? 10 : 60); i++) {
+        pid_t child = fork();
+        CHECK(child >= 0);
+        if (child == 0) {
+            alarm(60); /* a child that hangs is killed, and found below */
+            _exit(use_in_child(made) ? 0 : 1);
+        }
+        int status;
+        CHECK_EQ(waitpid(child, &status, 0), child);
+        CHECK_EQ(status, 0);
+    }
+    atomic_store(&over, true);
+    for (int i = 0; i < BUSY; i++) {
+        pthread_join(busy[i], NULL);
+        CHECK(right[i]);
+    }
+    release_pair(made);
 }
 
 /* ---- failures ---- */
