@@ -57,7 +57,8 @@ static double number(const char *line, const char *name) {
     return at != NULL ? strtod(at + strlen(name), NULL) : 0;
 }
 
-/* Prints this rank's operations from the first_entry-th on. */
+/* Prints this rank's operations from the first_entry-th on. The entry of a fused operation is the agreement that begins
+ * it; what follows are its products and exchanges, which overlap where different threads do them. */
 static tutti_status print_time_line(tutti_world *world, const char *title, uint64_t first_entry) {
     char *text;
     tutti_status status = tutti_trace_text(world, &text);
@@ -75,7 +76,8 @@ static tutti_status print_time_line(tutti_world *world, const char *title, uint6
         sscanf(strstr(line, "\"operation\": \"") + strlen("\"operation\": \""), "%39[^\"]", operation);
         double created = number(line, "\"created_ns\": "), ended = number(line, "\"ended_ns\": ");
         start = start == 0 ? created : start;
-        printf("    %8.1f us  %-20s %8.1f us\n", (created - start) / 1e3, operation, (ended - created) / 1e3);
+        printf("    %8.1f us  %-28s %8.1f us  thread %.0f\n", (created - start) / 1e3, operation,
+               (ended - created) / 1e3, number(line, "\"thread\": "));
     }
     tutti_free(text);
     return TUTTI_OK;
@@ -128,5 +130,6 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
 }
 
 int main(void) {
+    setenv("TUTTI_THREADS", "2", 0); /* of each rank: one communicates while the other multiplies */
     return tutti_main(2, rank_main, NULL);
 }

@@ -11,6 +11,7 @@
 #define TU_COLLECTIVE_ARRIVAL_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include <tutti/call.h>
 #include <tutti/group.h>
@@ -30,6 +31,12 @@ TU_SHARED bool tu_work_peek(tutti_work *work, int member, void *part);
 /* Waits until a member without a mark in `seen` (one for each) has come, and returns true; false when the work is over,
  * or will fail: waiting for the work tells how. */
 TU_SHARED bool tu_work_await_arrival(tutti_work *work, const bool *seen);
+
+/* What the threads of a rank do in a fused operation, for the flight recorder: one thread's jobs, or its communication
+ * (0 jobs), is an entry `fused_product` or `fused_exchange` of that group, from `began`, which the first of these
+ * returned, to now. */
+TU_SHARED uint64_t tu_fused_span_begin(tutti_group *group);
+TU_SHARED void tu_fused_span_end(tutti_group *group, uint64_t began, int jobs);
 
 /* Copies to memory that other ranks read next, by the stores that suit that on this machine: past the caches where the
  * lines would have to be fetched from the processor that has read them last. They do not overlap. */

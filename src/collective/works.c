@@ -508,6 +508,21 @@ bool tu_work_await_arrival(tutti_work *work, const bool *seen) {
     return came;
 }
 
+static const tu_recorder *recorder_of(const tutti_group *group) {
+    return tu_job_recorder(group->world->job, group->world->local_rank);
+}
+
+uint64_t tu_fused_span_begin(tutti_group *group) {
+    return tu_record_time(recorder_of(group));
+}
+
+void tu_fused_span_end(tutti_group *group, uint64_t began, int jobs) {
+    tu_operation operation = jobs > 0 ? TU_OPERATION_FUSED_PRODUCT : TU_OPERATION_FUSED_EXCHANGE;
+    tu_operation_info info = { .operation = (uint8_t)operation, .root = -1, .tag = jobs };
+    tu_group_number(group, &group->messages, &info);
+    tu_record_past(recorder_of(group), &info, began, tu_record_time(recorder_of(group)), 0);
+}
+
 void tu_hand_over(const tutti_group *group, void *to, const void *from, size_t bytes) {
     const tu_collective *state = tu_collective_find(group);
     tu_copy(to, from, bytes, state != NULL && state->ready ? tu_stage_flags(state, bytes) : 0);

@@ -539,7 +539,8 @@ static tutti_status open_team(gathering *run) {
     int threads = plan->work != NULL && plan->block_rows > 0 ? tu_process_compute_threads() : 1;
     if (threads == 1 || plan->rows == 0)
         return TUTTI_OK;
-    run->team = (tu_team){ .threads = threads,
+    run->team = (tu_team){ .group = plan->group,
+                           .threads = threads,
                            .work = plan->work,
                            .context = plan->context,
                            .by_library = plan->by_library,

@@ -296,7 +296,8 @@ static tutti_status open_team(scattering *run) {
     int threads = plan->block_rows > 0 ? tu_process_compute_threads() : 1;
     if (threads == 1 || plan->rows == 0)
         return TUTTI_OK;
-    run->team = (tu_team){ .threads = threads,
+    run->team = (tu_team){ .group = plan->group,
+                           .threads = threads,
                            .work = produce,
                            .context = (void *)plan,
                            .by_library = plan->by_library,

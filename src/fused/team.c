@@ -7,6 +7,7 @@
 #include <sched.h>
 
 #include "base/pool.h"
+#include "collective/arrival.h"
 
 enum {
     LEFT,
@@ -134,6 +135,15 @@ typedef struct team_run {
     tutti_error_copy error; /* of talk */
 } team_run;
 
+static uint64_t begin_span(const tu_team *team) {
+    return team->group != NULL ? tu_fused_span_begin(team->group) : 0;
+}
+
+static void end_span(const tu_team *team, uint64_t began, int jobs) {
+    if (team->group != NULL)
+        tu_fused_span_end(team->group, began, jobs);
+}
+
 /* Communicates, unless another thread does or has. */
 static void talk_once(team_run *run) {
     tu_team *team = run->team;
@@ -146,10 +156,26 @@ static void talk_once(team_run *run) {
     pthread_mutex_unlock(&team->lock);
     if (talk == NULL)
         return;
+    uint64_t began = begin_span(team);
     run->status = talk(run->context);
+    end_span(team, began, 0);
     if (run->status != TUTTI_OK)
         tu_error_save(&run->error);
     set_talks(team, false);
+}
+
+/* Jobs one after the other, as one entry of the flight recorder: until there is none, or, for the caller's thread,
+ * until it is alone with them. */
+static void do_jobs(tu_team *team, bool caller) {
+    uint64_t began = begin_span(team);
+    int jobs = 0;
+    while (do_job(team)) {
+        jobs++;
+        if (caller && is_deserted(team))
+            break;
+    }
+    if (jobs > 0)
+        end_span(team, began, jobs);
 }
 
 /* At least one job, so that every stay brings the run further. */
@@ -157,8 +183,7 @@ static void work_as_caller(team_run *run) {
     tu_team *team = run->team;
     if (!team->by_library)
         talk_once(run);
-    while (do_job(team) && !is_deserted(team))
-        ;
+    do_jobs(team, true);
     talk_once(run);
 }
 
@@ -182,8 +207,7 @@ static void stay(void *context, int64_t begin, int64_t end) {
     count_visitor(team, 1);
     if (team->by_library)
         talk_once(run);
-    while (do_job(team))
-        ;
+    do_jobs(team, false);
     count_visitor(team, -1);
     while (!atomic_load_explicit(&run->begun, memory_order_acquire))
         sched_yield();

@@ -20,6 +20,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include <tutti/group.h>
+
 #include "base/error.h"
 #include "tensor/thread.h"
 
@@ -45,6 +47,7 @@ typedef tutti_status tu_team_work(void *context, const tu_team_job *job);
 typedef tutti_status tu_team_talk(void *context);
 
 typedef struct tu_team {
+    tutti_group *group; /* in whose name its work is recorded; NULL: in nobody's */
     int threads;        /* that may work at once, the caller's included */
     tu_team_work *work; /* what a job is */
     void *context;

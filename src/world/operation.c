@@ -401,10 +401,12 @@ static bool awaited(const tu_group_wait *wait, int member) {
 /* What `member` recorded under a sequence number of this group, running or ended. */
 static bool recorded(const tutti_group *group, int member, uint64_t sequence, tu_record_view *view) {
     const tu_recorder *recorder = tu_job_recorder(group->world->job, group->job_ranks[member]);
-    for (uint64_t back = 0; back < 64; back++) {
+    for (uint64_t back = 0, seen = 0; seen < 64 && back < 1024; back++) {
         if (!tu_recorder_entry(recorder, back, view))
             return false;
-        if (view->info.group_key != group->key || !tu_operation_sequenced((tu_operation)view->info.operation))
+        bool sequenced = tu_operation_sequenced((tu_operation)view->info.operation);
+        seen += sequenced; /* others come in any number */
+        if (view->info.group_key != group->key || !sequenced)
             continue;
         if (view->info.sequence == sequence)
             return true;

@@ -9,6 +9,8 @@
 #include <stdatomic.h>
 #include <time.h>
 
+#include <tutti/trace.h>
+
 #include "base/pool.h"
 #include "fused/driver.h"
 #include "support.h"
@@ -235,6 +237,34 @@ static tutti_status exchange_rows(tutti_group *group, exchange *all) {
     return tu_produce_and_scatter(&scatter);
 }
 
+/* The number behind a word of a line of the recorder. */
+static double number(const char *line, const char *word) {
+    const char *at = strstr(line, word);
+    CHECK(at != NULL);
+    return strtod(at + strlen(word), NULL);
+}
+
+/* Whether a product of one thread and the communication of another were under way at once, by the flight recorder. */
+static void check_time_line(tutti_world *world) {
+    static const char product[] = "\"operation\": \"fused_product\"", exchange[] = "\"operation\": \"fused_exchange\"";
+    char *text;
+    bool overlap = false;
+    CHECK_OK(tutti_trace_text(world, &text));
+    char *behind = strstr(text, "\"counters\": ["); /* entries come first */
+    CHECK(behind != NULL);
+    *behind = 0;
+    for (const char *one = strstr(text, product); one != NULL && !overlap; one = strstr(one + 1, product)) {
+        double begin = number(one, "\"created_ns\": "), end = number(one, "\"ended_ns\": "),
+               thread = number(one, "\"thread\": ");
+        CHECK(number(one, "\"tag\": ") >= 1 && end >= begin);
+        for (const char *other = strstr(text, exchange); other != NULL && !overlap; other = strstr(other + 1, exchange))
+            overlap = number(other, "\"thread\": ") != thread && number(other, "\"created_ns\": ") < end &&
+                      number(other, "\"ended_ns\": ") > begin;
+    }
+    tutti_free(text);
+    CHECK(overlap);
+}
+
 static void rank_exchanges(tutti_world *world, void *argument) {
     BEGIN;
     (void)argument;
@@ -246,6 +276,7 @@ static void rank_exchanges(tutti_world *world, void *argument) {
             CHECK_EQ(all.sums[i], ranks * (100 * rank + i) + 1000 * ranks * (ranks - 1) / 2);
         CHECK(tu_fused_overlaps(group) - before >= ROWS / CHUNK - 1);
     }
+    check_time_line(world);
     END;
 }
 
@@ -401,4 +432,49 @@ static void rank_gathers(tutti_world *world, void *argument) {
 TEST_LIMIT(a_rank_multiplies_its_own_rows_while_it_stages_them, 600) {
     have_threads();
     test_threads(2, rank_gathers, NULL);
+}
+
+/* ---- memory that is not there ---- */
+
+/* Products that are worth several threads, of our own and of a library, gathered by rows and by columns, and scattered
+ * in more than one chunk. */
+static tutti_status calls_of_threads(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    tutti_status status = tutti_group_set_timeout(group, (int64_t)60 * 1000000000);
+    if (status == TUTTI_OK)
+        status = tutti_barrier(group, NULL);
+    if (status != TUTTI_OK)
+        return status;
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_full(tt_shape(1200, 8), rank + 1, TUTTI_F32, NULL),
+              *right = tt_full(tt_shape(8, 128), 2, TUTTI_F32, NULL),
+              *tall = tt_full(tt_shape(16, 128), 3, TUTTI_F32, NULL), *narrow = tt_to(x, TUTTI_BF16),
+              *narrow_right = tt_to(right, TUTTI_BF16);
+    if (rank == 0)
+        test_fail_arm("malloc,calloc,realloc,aligned_alloc,strdup", *(const long *)argument);
+    tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL);
+    tt_fused_all_gather_matmul(x, tt_tensors(tall), 1, group, NULL);
+    tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group);
+    tt_fused_all_gather_matmul(narrow, tt_tensors(narrow_right), 0, group, NULL);
+    tt_fused_matmul_reduce_scatter(narrow, narrow_right, TUTTI_SUM, 0, group);
+    status = tt_scope_close(&scope);
+    if (status != TUTTI_OK && tutti_error_message()[0] == 0)
+        FAIL("a failure without words");
+    return status;
+}
+
+TEST_LIMIT(every_allocation_that_fails_in_a_rank_with_threads_is_told_and_hangs_nobody, 600) {
+    int failures = 0;
+    bool delivered = true;
+    have_threads();
+    for (long nth = 1; delivered && nth < 5000; nth += test_sanitized() ? 17 : 2) {
+        tutti_status status = tutti_spawn(TUTTI_SPAWN_THREADS, 2, calls_of_threads, &nth);
+        delivered = test_fail_disarm();
+        CHECK(status != TUTTI_ERROR_TIMEOUT);
+        CHECK(delivered || status == TUTTI_OK);
+        failures += status != TUTTI_OK;
+    }
+    CHECK(!delivered);
+    CHECK(failures > 0);
 }
