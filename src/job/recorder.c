@@ -572,13 +572,13 @@ void tu_operation_info_text(const tu_operation_info *info, const char *group_nam
         if (wrote > 0 && (size_t)wrote < sizeof parts - used)                 \
             used += (size_t)wrote;                                            \
     } while (0)
-    if (info->dtype != 0)
+    if (info->dtype != 0 && !row->of_records)
         PART("%s", tutti_dtype_name((tutti_dtype)info->dtype));
     if (info->reduction != 0)
         PART("%s%s", used > 0 ? " " : "", tutti_reduction_name((tutti_reduction)info->reduction));
-    if (info->dtype != 0)
+    if (info->dtype != 0 && !row->of_records)
         PART(", %llu element%s", (unsigned long long)info->count, info->count == 1 ? "" : "s");
-    else if (info->count != 0)
+    else if (info->count != 0 && !row->of_records)
         PART("%s%llu byte%s", used > 0 ? ", " : "", (unsigned long long)info->count, info->count == 1 ? "" : "s");
     if (info->root >= 0)
         PART("%s%s %d", used > 0 ? ", " : "", row->partner, info->root);

@@ -91,7 +91,7 @@ TEST_WORLD(another_collective_on_one_rank_is_a_mismatch_on_all, 2) {
     else
         tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL);
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
-    CHECK_MESSAGE("rank 0 called all_reduce (f32 sum 24 elements");
+    CHECK_MESSAGE("rank 0 called all_reduce ");
     CHECK_MESSAGE("rank 1 called fused_all_gather_matmul");
     tt_error_clear();
     CHECK_OK(tt_scope_close(&scope));
