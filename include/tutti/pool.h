@@ -31,6 +31,11 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_new(tutti_world *world, const tu
  * what they were. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_pool_alloc(tutti_pool *pool, size_t bytes, tutti_memory **memory);
 
+/* Where its blocks are: TUTTI_CPU, TUTTI_CUDA_AT(i), or TUTTI_CUDA where that is found out by each allocation; 0 of
+ * NULL.
+ */
+TUTTI_API tutti_device tutti_pool_device(const tutti_pool *pool);
+
 /* Gives the unused blocks back to the system. */
 TUTTI_API void tutti_pool_trim(tutti_pool *pool);
 

@@ -28,6 +28,12 @@ extern "C" {
 /* Whether tensors can be on that device now. Sets no error. */
 TUTTI_API bool tt_device_available(tutti_device device);
 
+/* Where the calling thread makes tensors whose options name no device, and parameters of modules: TUTTI_CPU at first.
+ * Numbers, files and what tt_wrap takes stay on the CPU. */
+TUTTI_API tutti_device tt_default_device(void);
+/* Changes that, in this thread; 0 is TUTTI_CPU again. A device that is not there is TUTTI_ERROR_UNSUPPORTED. */
+TUTTI_API bool tt_default_device_set(tutti_device device);
+
 /* The calling thread's current stream of the device; NULL is the default one. */
 TUTTI_API void *tt_stream(tutti_device device);
 /* Makes another one current, in this thread. */
@@ -52,6 +58,34 @@ TUTTI_API bool tt_event_wait(const tt_event *event);
 TUTTI_API bool tt_event_done(const tt_event *event);
 /* Ends it, whether it was passed or not; NULL is nothing to do. */
 TUTTI_API void tt_event_release(tt_event *event);
+
+/* ---- steps that are run again ----
+ *
+ * A step of a program that has run before is noted once, as a CUDA graph, and then run again as a whole, for the cost
+ * of one launch:
+ *
+ *     tt_stream_set(TUTTI_CUDA, stream);                 // not the default one
+ *     step(); tt_wait_all(world);                        // once as it is: memory, plans, rendezvous
+ *     tt_replay_begin(TUTTI_CUDA);
+ *     step();                                            // is noted, and does not run
+ *     tt_replay *replay = tt_replay_end(TUTTI_CUDA);
+ *     while (more()) { tt_copy_(input, batch()); tt_replay_run(replay); }
+ *
+ * It works on the very memory that was used while it was noted: new data is copied into the tensors that it read, and
+ * results are in those that it wrote. Tensors that were made before must live as long as the replay; those that were
+ * made inside live in memory of the replay's, which later runs write again. Numbers of the host are what they were when
+ * it was noted, random ones too. Whatever would wait for the stream on the host (tt_item, tt_read, files, printing) is
+ * an error inside. Collectives may be inside when the group has met on the device before, and every rank runs its
+ * replays in the same order. */
+typedef struct tt_replay tt_replay;
+/* From here on, what this thread gives to its current stream of the device is noted. */
+TUTTI_API bool tt_replay_begin(tutti_device device);
+/* Ends that; to be released. With an error pending it drops what was noted, and returns NULL. */
+TUTTI_API tt_replay *tt_replay_end(tutti_device device);
+/* Runs it on the current stream; the host does not wait. */
+TUTTI_API bool tt_replay_run(tt_replay *replay);
+/* Waits for its last run, and ends it; NULL is nothing to do. */
+TUTTI_API void tt_replay_release(tt_replay *replay);
 
 /* On the CPU, contents undefined, in memory that copies to and from GPUs reach directly. */
 TUTTI_API tt_tensor *tt_empty_pinned(tt_dims shape, tutti_dtype dtype);

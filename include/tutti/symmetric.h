@@ -33,6 +33,7 @@ typedef struct tt_symm_options {
     bool persistent;    /* the memory belongs to persistent_id: see tutti/memory.h */
     uint64_t persistent_id;
     bool requires_grad;
+    tutti_device device; /* where the memory is; 0: as of all tensors (tt_default_device) */
 } tt_symm_options;
 #define TT_SYMM_OPTIONS_INIT TUTTI_DEFAULTS(tt_symm_options)
 /* TT_SYMM_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
@@ -47,10 +48,10 @@ TUTTI_API tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt
 /* The block under x; lent, NULL and no error where x is not symmetric. */
 TUTTI_API tutti_memory *tt_symm_memory(const tt_tensor *x);
 
-/* From here to the matching tt_symm_pool_end every tensor on the CPU that this thread makes lies in symmetric memory of
- * the pool, results of operators and gradients too; so anything can be given to the operations below. Tensors live on
- * after the end, and their memory goes back to the pool with the last of them. Scopes nest, the innermost counts, and
- * each thread has its own. The pool must be one of the CPU.
+/* From here to the matching tt_symm_pool_end every tensor on the pool's device that this thread makes lies in symmetric
+ * memory of the pool, results of operators and gradients too; so anything can be given to the operations below. Tensors
+ * live on after the end, and their memory goes back to the pool with the last of them. Scopes nest, the innermost
+ * counts, and each thread has its own.
  *
  * All ranks must make the same tensors, in the same order, or their blocks do not match: with a group the end compares,
  * and a difference is TUTTI_ERROR_MISMATCH on every rank, which ends nothing. Without one (NULL) a difference shows

@@ -415,7 +415,8 @@ size_t tu_out_bytes(const tu_task *task, int rank, int size);
 static inline bool tu_device_possible(const tutti_world *world, const tutti_call *call) {
     if (__builtin_expect(atomic_load_explicit(&world->devices, memory_order_relaxed) != NULL, 0))
         return !world->fake;
-    return !atomic_load_explicit(&world->looked, memory_order_relaxed) || call->stream != NULL || call->device != 0;
+    return !world->fake &&
+           (!atomic_load_explicit(&world->looked, memory_order_relaxed) || call->stream != NULL || call->device != 0);
 }
 
 /* A task of which nothing is set but these. (An initializer would clear it by a string instruction, which takes longer

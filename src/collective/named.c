@@ -29,7 +29,7 @@ tutti_status tu_named_symmetric(tutti_group *group, tu_operation operation, cons
             "%s: %s must be allocated with empty_strided_p2p(), that is tutti_memory_alloc: %p and the %zu bytes "
             "behind it are no symmetric memory of this world",
             name, what, pointer, bytes);
-    if (group->size == 1)
+    if (group->size == 1 && tutti_memory_device(memory) == TUTTI_CPU)
         return TUTTI_OK;
     tutti_peers *peers;
     status = tutti_memory_rendezvous(memory, group, &peers);

@@ -82,7 +82,7 @@ tutti_status tu_all_reduce_coalesced_shape(tu_call *call) {
     return shapes_of_reduced(call, attributes->reduction);
 }
 
-tutti_status tu_all_reduce_coalesced_cpu(tu_call *call) {
+tutti_status tu_all_reduce_coalesced_everywhere(tu_call *call) {
     const tu_all_reduce_coalesced_attributes *attributes = call->attributes;
     return start_all(call, reduce_one, &(coalesced){ attributes->reduction, 1, .group = attributes->group });
 }
@@ -91,7 +91,7 @@ tutti_status tu_all_reduce_coalesced_premul_shape(tu_call *call) {
     return shapes_of_reduced(call, TUTTI_PREMUL_SUM);
 }
 
-tutti_status tu_all_reduce_coalesced_premul_cpu(tu_call *call) {
+tutti_status tu_all_reduce_coalesced_premul_everywhere(tu_call *call) {
     const tu_all_reduce_coalesced_premul_attributes *attributes = call->attributes;
     return start_all(call, reduce_one,
                      &(coalesced){ TUTTI_PREMUL_SUM, attributes->factor, .group = attributes->group });
@@ -105,7 +105,7 @@ tutti_status tu_all_gather_coalesced_shape(tu_call *call) {
     return status;
 }
 
-tutti_status tu_all_gather_coalesced_cpu(tu_call *call) {
+tutti_status tu_all_gather_coalesced_everywhere(tu_call *call) {
     const tu_all_gather_coalesced_attributes *attributes = call->attributes;
     return start_all(call, gather_one, &(coalesced){ .group = attributes->group });
 }
@@ -119,7 +119,7 @@ tutti_status tu_all_gather_coalesced_dims_shape(tu_call *call) {
     return status;
 }
 
-tutti_status tu_all_gather_coalesced_dims_cpu(tu_call *call) {
+tutti_status tu_all_gather_coalesced_dims_everywhere(tu_call *call) {
     const tu_all_gather_coalesced_dims_attributes *attributes = call->attributes;
     return start_all(call, gather_one, &(coalesced){ .dims = attributes->dims, .group = attributes->group });
 }
@@ -136,7 +136,7 @@ tutti_status tu_reduce_scatter_coalesced_shape(tu_call *call) {
     return shapes_of_scattered(call, attributes->reduction, attributes->dims, attributes->group);
 }
 
-tutti_status tu_reduce_scatter_coalesced_cpu(tu_call *call) {
+tutti_status tu_reduce_scatter_coalesced_everywhere(tu_call *call) {
     const tu_reduce_scatter_coalesced_attributes *attributes = call->attributes;
     return start_all(call, scatter_one, &(coalesced){ attributes->reduction, 1, attributes->dims, attributes->group });
 }
@@ -146,7 +146,7 @@ tutti_status tu_reduce_scatter_coalesced_premul_shape(tu_call *call) {
     return shapes_of_scattered(call, TUTTI_PREMUL_SUM, attributes->dims, attributes->group);
 }
 
-tutti_status tu_reduce_scatter_coalesced_premul_cpu(tu_call *call) {
+tutti_status tu_reduce_scatter_coalesced_premul_everywhere(tu_call *call) {
     const tu_reduce_scatter_coalesced_premul_attributes *attributes = call->attributes;
     return start_all(call, scatter_one,
                      &(coalesced){ TUTTI_PREMUL_SUM, attributes->factor, attributes->dims, attributes->group });

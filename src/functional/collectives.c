@@ -49,7 +49,7 @@ tutti_status tu_all_reduce_shape(tu_call *call) {
     return status == TUTTI_OK ? tu_rule_same_shape(call) : status;
 }
 
-tutti_status tu_all_reduce_cpu(tu_call *call) {
+tutti_status tu_all_reduce_everywhere(tu_call *call) {
     const tu_all_reduce_attributes *attributes = call->attributes;
     return tu_start_reduce(call->inputs[0], call->outputs[0], attributes->reduction, 1, attributes->group);
 }
@@ -66,7 +66,7 @@ tutti_status tu_all_reduce_premul_shape(tu_call *call) {
     return status == TUTTI_OK ? tu_rule_same_shape(call) : status;
 }
 
-tutti_status tu_all_reduce_premul_cpu(tu_call *call) {
+tutti_status tu_all_reduce_premul_everywhere(tu_call *call) {
     const tu_all_reduce_premul_attributes *attributes = call->attributes;
     return tu_start_reduce(call->inputs[0], call->outputs[0], TUTTI_PREMUL_SUM, attributes->factor, attributes->group);
 }
@@ -90,6 +90,30 @@ static tt_tensor *block_of_parts(const char *who, const tu_shape *part, int rank
     return tu_shape_contiguous(who, &shape) == TUTTI_OK ? tu_tensor_new(&shape) : NULL;
 }
 
+void tu_fake_copy(const tt_tensor *out, int64_t to, const tt_tensor *x, int64_t from, int64_t count) {
+    tu_shape there = { .dtype = out->dtype, .ndim = 1, .sizes = { count }, .strides = { 1 } }, here = there;
+    there.device = out->device;
+    there.offset = out->offset + to;
+    here.device = x->device;
+    here.offset = x->offset + from;
+    tt_tensor target = tu_tensor_look(out, &there), source = tu_tensor_look(x, &here);
+    if (count > 0)
+        tu_copy_tensor(&target, &source);
+}
+
+void tu_fake_part(tutti_group *group, tt_tensor *out, const tt_tensor *x) {
+    if (tu_group_is_fake(group))
+        tu_fake_copy(out, 0, x, tutti_group_rank(group) * out->numel, out->numel);
+}
+
+bool tu_fake_gather(tutti_group *group, const tt_tensor *out, const tt_tensor *x) {
+    if (!tu_group_is_fake(group))
+        return false;
+    for (int i = 0; i < tutti_group_size(group); i++)
+        tu_fake_copy(out, i * x->numel, x, 0, x->numel);
+    return true;
+}
+
 tutti_status tu_start_gather(const tt_tensor *x, tt_tensor *out, int dim, tutti_group *group) {
     bool apart = x->numel > 0 && rows_before(x, dim) > 1;
     tu_shape part = tu_shape_of(x);
@@ -97,10 +121,14 @@ tutti_status tu_start_gather(const tt_tensor *x, tt_tensor *out, int dim, tutti_
     tt_tensor *to = apart ? block_of_parts("all_gather", &part, tutti_group_size(group)) : tu_tensor_hold(out);
     tutti_status status = from == NULL || to == NULL ? TUTTI_ERROR_MEMORY : TUTTI_OK;
     tu_flight_plan plan = { "all_gather", group, .writes = out, .reads = from, .lands = apart ? to : NULL, .dim = dim };
-    if (status == TUTTI_OK)
-        status = tutti_all_gather(group, tu_pointer(from), tu_pointer(to), (size_t)x->numel, x->dtype,
-                                  tu_flight_call(&plan));
-    status = tu_flight_begin(status, &plan);
+    if (status == TUTTI_OK && tu_fake_gather(group, to, from)) {
+        if (apart)
+            tu_move_parts(to, out, dim, tutti_group_size(group), TU_PARTS_FROM_BLOCK);
+    } else if (status == TUTTI_OK) {
+        status = tu_flight_begin(tutti_all_gather(group, tu_pointer(from), tu_pointer(to), (size_t)x->numel, x->dtype,
+                                                  tu_flight_call(&plan)),
+                                 &plan);
+    }
     tu_tensor_drop(from);
     tu_tensor_drop(to);
     return status;
@@ -111,7 +139,7 @@ tutti_status tu_all_gather_shape(tu_call *call) {
     return tu_rule_gathered(call, call->inputs[0], attributes->dim, attributes->group, &call->results[0]);
 }
 
-tutti_status tu_all_gather_cpu(tu_call *call) {
+tutti_status tu_all_gather_everywhere(tu_call *call) {
     const tu_all_gather_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     return tu_start_gather(x, call->outputs[0], tu_dim(attributes->dim, x->ndim), attributes->group);
@@ -136,7 +164,7 @@ tutti_status tu_all_gather_out_shape(tu_call *call) {
     return status == TUTTI_OK ? tu_rule_out(call, &wanted, attributes->group) : status;
 }
 
-tutti_status tu_all_gather_out_cpu(tu_call *call) {
+tutti_status tu_all_gather_out_everywhere(tu_call *call) {
     const tu_all_gather_out_attributes *attributes = call->attributes;
     return tu_start_gather(call->inputs[1], call->inputs[0], 0, attributes->group);
 }
@@ -152,12 +180,6 @@ static tt_tensor *stage_parts(const tt_tensor *x, const tt_tensor *out, int dim,
     if (block != NULL)
         tu_move_parts(block, x, dim, ranks, TU_PARTS_TO_BLOCK);
     return block;
-}
-
-void tu_fake_part(tutti_group *group, tt_tensor *out, const tt_tensor *x) {
-    size_t bytes = (size_t)out->numel * tu_dtype_bytes[out->dtype];
-    if (bytes > 0 && tu_group_is_fake(group))
-        memcpy(tu_pointer(out), (const char *)tu_pointer(x) + (size_t)tutti_group_rank(group) * bytes, bytes);
 }
 
 tutti_status tu_start_scatter(const tt_tensor *x, tt_tensor *out, tutti_reduction reduction, double factor, int dim,
@@ -183,7 +205,7 @@ tutti_status tu_reduce_scatter_shape(tu_call *call) {
                              &call->results[0]);
 }
 
-tutti_status tu_reduce_scatter_cpu(tu_call *call) {
+tutti_status tu_reduce_scatter_everywhere(tu_call *call) {
     const tu_reduce_scatter_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     return tu_start_scatter(x, call->outputs[0], attributes->reduction, 1, tu_dim(attributes->dim, x->ndim),
@@ -210,7 +232,7 @@ tutti_status tu_reduce_scatter_out_shape(tu_call *call) {
     return status == TUTTI_OK ? tu_rule_out(call, &wanted, attributes->group) : status;
 }
 
-tutti_status tu_reduce_scatter_out_cpu(tu_call *call) {
+tutti_status tu_reduce_scatter_out_everywhere(tu_call *call) {
     const tu_reduce_scatter_out_attributes *attributes = call->attributes;
     return tu_start_scatter(call->inputs[1], call->inputs[0], attributes->reduction, 1, 0, attributes->group);
 }
@@ -223,7 +245,7 @@ tutti_status tu_reduce_scatter_premul_shape(tu_call *call) {
                              &call->results[0]);
 }
 
-tutti_status tu_reduce_scatter_premul_cpu(tu_call *call) {
+tutti_status tu_reduce_scatter_premul_everywhere(tu_call *call) {
     const tu_reduce_scatter_premul_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     return tu_start_scatter(x, call->outputs[0], TUTTI_PREMUL_SUM, attributes->factor, tu_dim(attributes->dim, x->ndim),
@@ -237,7 +259,7 @@ tutti_status tu_reduce_scatter_premul_out_shape(tu_call *call) {
     return status == TUTTI_OK ? tu_rule_out(call, &wanted, attributes->group) : status;
 }
 
-tutti_status tu_reduce_scatter_premul_out_cpu(tu_call *call) {
+tutti_status tu_reduce_scatter_premul_out_everywhere(tu_call *call) {
     const tu_reduce_scatter_premul_out_attributes *attributes = call->attributes;
     return tu_start_scatter(call->inputs[1], call->inputs[0], TUTTI_PREMUL_SUM, attributes->factor, 0,
                             attributes->group);
@@ -254,7 +276,7 @@ tutti_status tu_broadcast_shape(tu_call *call) {
     return tu_rule_same_shape(call);
 }
 
-tutti_status tu_broadcast_cpu(tu_call *call) {
+tutti_status tu_broadcast_everywhere(tu_call *call) {
     const tu_broadcast_attributes *attributes = call->attributes;
     tt_tensor *out = call->outputs[0], *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
     if (from == NULL)
@@ -277,7 +299,7 @@ tutti_status tu_reduce_from_group_shape(tu_call *call) {
     return status == TUTTI_OK ? tu_shape_like_first(call) : status;
 }
 
-tutti_status tu_reduce_from_group_cpu(tu_call *call) {
+tutti_status tu_reduce_from_group_everywhere(tu_call *call) {
     const tu_reduce_from_group_attributes *attributes = call->attributes;
     return tu_start_reduce(call->inputs[0], call->outputs[0], TUTTI_SUM, 1, attributes->group);
 }

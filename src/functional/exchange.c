@@ -8,6 +8,8 @@
 #include "functional/operators.h"
 #include "functional/registry.h"
 #include "functional/rules.h"
+#include "tensor/create.h"
+#include "tensor/on_device.h"
 #include "tensor/stage.h"
 
 /* ---- all_to_all_single ---- */
@@ -52,12 +54,9 @@ static size_t row_elements(const tt_tensor *x) {
 
 /* In a fake world nothing comes: the input as far as it goes, then zeros. */
 static void fake_exchange(tt_tensor *out, const tt_tensor *from) {
-    size_t element = tu_dtype_bytes[out->dtype], bytes = (size_t)out->numel * element;
-    size_t known = (size_t)from->numel * element < bytes ? (size_t)from->numel * element : bytes;
-    if (known > 0)
-        memcpy(tu_pointer(out), tu_pointer(from), known);
-    if (bytes > known)
-        memset((char *)tu_pointer(out) + known, 0, bytes - known);
+    if (out->numel > from->numel)
+        tu_fill(out, 0);
+    tu_fake_copy(out, 0, from, 0, from->numel < out->numel ? from->numel : out->numel);
 }
 
 static tutti_status start_exchange(const tt_tensor *x, tt_tensor *out, tu_ints out_splits, tu_ints in_splits,
@@ -90,7 +89,7 @@ tutti_status tu_all_to_all_single_shape(tu_call *call) {
     return exchanged(call, call->inputs[0], attributes->out_splits, attributes->in_splits, &call->results[0]);
 }
 
-tutti_status tu_all_to_all_single_cpu(tu_call *call) {
+tutti_status tu_all_to_all_single_everywhere(tu_call *call) {
     const tu_all_to_all_single_attributes *attributes = call->attributes;
     return start_exchange(call->inputs[0], call->outputs[0], attributes->out_splits, attributes->in_splits,
                           attributes->group);
@@ -138,7 +137,7 @@ tutti_status tu_all_to_all_out_shape(tu_call *call) {
     return status == TUTTI_OK ? tu_rule_out(call, &wanted, attributes->group) : status;
 }
 
-tutti_status tu_all_to_all_out_cpu(tu_call *call) {
+tutti_status tu_all_to_all_out_everywhere(tu_call *call) {
     const tu_all_to_all_out_attributes *attributes = call->attributes;
     return start_exchange(call->inputs[1], call->inputs[0], attributes->out_splits, attributes->in_splits,
                           attributes->group);
@@ -187,6 +186,14 @@ static size_t *counts_of(tu_ints rows, size_t row) {
     return counts;
 }
 
+/* Every rank of a fake group has what this one has; where that is less than its part, zeros follow. */
+static void fake_gather_rows(tt_tensor *out, const tt_tensor *from, size_t ranks, const size_t *counts) {
+    int64_t at = 0;
+    tu_fill(out, 0);
+    for (size_t i = 0; i < ranks; at += (int64_t)counts[i++])
+        tu_fake_copy(out, at, from, 0, (int64_t)counts[i] < from->numel ? (int64_t)counts[i] : from->numel);
+}
+
 /* Gathers as many rows from each rank as it has, or scatters the sum of them. */
 static tutti_status start_rows(tu_call *call, tu_ints rows, tutti_group *group, bool gathers) {
     tt_tensor *out = call->outputs[0], *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
@@ -195,9 +202,10 @@ static tutti_status start_rows(tu_call *call, tu_ints rows, tutti_group *group, 
     tu_flight_plan plan = { call->entry->name, group, .writes = out, .reads = from };
     const tutti_call *options = tu_flight_call(&plan);
     if (status == TUTTI_OK && gathers) {
-        if (tu_group_is_fake(group) && out->numel > 0)
-            memset(tu_pointer(out), 0, (size_t)out->numel * tu_dtype_bytes[out->dtype]);
-        status = tutti_all_gather_v(group, tu_pointer(from), tu_pointer(out), counts, NULL, out->dtype, options);
+        if (tu_group_is_fake(group))
+            fake_gather_rows(out, from, rows.count, counts);
+        else
+            status = tutti_all_gather_v(group, tu_pointer(from), tu_pointer(out), counts, NULL, out->dtype, options);
     } else if (status == TUTTI_OK) {
         if (tu_group_is_fake(group))
             fake_exchange(out, from);
@@ -210,7 +218,7 @@ static tutti_status start_rows(tu_call *call, tu_ints rows, tutti_group *group, 
     return status;
 }
 
-tutti_status tu_all_gather_list_cpu(tu_call *call) {
+tutti_status tu_all_gather_list_everywhere(tu_call *call) {
     const tu_all_gather_list_attributes *attributes = call->attributes;
     return start_rows(call, attributes->rows, attributes->group, true);
 }
@@ -228,7 +236,7 @@ tutti_status tu_reduce_scatter_rows_shape(tu_call *call) {
     return tu_shape_contiguous("reduce_scatter_rows", &call->results[0]);
 }
 
-tutti_status tu_reduce_scatter_rows_cpu(tu_call *call) {
+tutti_status tu_reduce_scatter_rows_everywhere(tu_call *call) {
     const tu_reduce_scatter_rows_attributes *attributes = call->attributes;
     return start_rows(call, attributes->rows, attributes->group, false);
 }
@@ -337,7 +345,7 @@ tutti_status tu_isend_shape(tu_call *call) {
     return TUTTI_OK;
 }
 
-tutti_status tu_isend_cpu(tu_call *call) {
+tutti_status tu_isend_everywhere(tu_call *call) {
     const tu_isend_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     tt_tensor *from = tu_stage_in(x, x->dtype);
@@ -359,7 +367,7 @@ tutti_status tu_irecv_shape(tu_call *call) {
     return TUTTI_OK;
 }
 
-tutti_status tu_irecv_cpu(tu_call *call) {
+tutti_status tu_irecv_everywhere(tu_call *call) {
     const tu_irecv_attributes *attributes = call->attributes;
     tt_tensor *x = call->inputs[0];
     tu_flight_plan plan = { "irecv", attributes->group, .writes = x };
@@ -379,6 +387,8 @@ tt_tensor *tt_irecv(tt_tensor *x, int from, int tag, tutti_group *group) {
 /* A message to oneself, and back: both sides of it are samples. */
 static tt_tensor *to_oneself(tu_sampler *sampler) {
     tt_tensor *x = tt_detach(sampler->make(sampler, TU_SAMPLE_NORMAL, tt_shape(sampler->size, 3), 0));
+    if (x != NULL && tu_on_device(x)) /* where a group meets before its ranks exchange messages */
+        tt_wait(tt_all_reduce(x, TUTTI_SUM, sampler->group));
     tt_p2p both[] = { { TT_P2P_SEND, x, 0, 1 }, { TT_P2P_RECV, tt_zeros_like(x), 0, 1 } };
     tt_tensor_list done = tt_batch_p2p(2, both, sampler->group);
     return done.count == 2 ? tt_wait(done.at[1]) : NULL;
@@ -422,6 +432,29 @@ static bool check_batch(size_t count, const tt_p2p *operations) {
     return tu_self()->pending == TUTTI_OK;
 }
 
+/* On a device messages are enqueued one after the other, and a long one waits for its receiver. So that nobody waits in
+ * a circle, every rank goes through its pairs in the same order, the lower rank of a pair sends first, and the higher
+ * one receives first. */
+static int64_t place_of(const tt_p2p *operation, int rank, int ranks) {
+    int low = operation->peer < rank ? operation->peer : rank, high = operation->peer < rank ? rank : operation->peer;
+    bool first = (operation->kind == TT_P2P_SEND) == (rank == low);
+    return ((int64_t)low * ranks + high) * 2 + !first;
+}
+
+static void order_messages(size_t count, const tt_p2p *operations, tutti_group *group, size_t *order) {
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
+    for (size_t i = 0; i < count; i++) { /* those of one place stay in the order in which they were given */
+        size_t at = i;
+        int64_t place = place_of(&operations[i], rank, ranks);
+        while (at > 0 && tu_on_device(operations[i].tensor) &&
+               place_of(&operations[order[at - 1]], rank, ranks) > place) {
+            order[at] = order[at - 1];
+            at--;
+        }
+        order[at] = i;
+    }
+}
+
 tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group *group) {
     tt_tensor_list none = { 0, tu_nothing };
     bool listed = count == 0 || operations != NULL, shapes_only = listed && all_on_meta(count, operations);
@@ -430,11 +463,17 @@ tt_tensor_list tt_batch_p2p(size_t count, const tt_p2p *operations, tutti_group 
     if (!listed)
         tu_fail(TUTTI_ERROR_ARGUMENT, "batch_p2p: %zu operations, and the list of them is NULL", count);
     tt_tensor **results = listed ? tu_scope_memory((count + 1) * sizeof *results) : NULL;
+    size_t *order = listed ? tu_scope_memory((count + 1) * sizeof *order) : NULL;
     bool moves = !shapes_only && !tu_is_capturing(); /* a graph has the operations one by one */
-    if (results == NULL || !check_batch(count, operations) ||
+    if (results == NULL || order == NULL || !check_batch(count, operations) ||
         (moves && tu_pending_take(tu_batch_open("batch_p2p", group)) != TUTTI_OK))
         return none;
-    for (size_t i = 0; i < count && tu_self()->pending == TUTTI_OK; i++) {
+    if (moves)
+        order_messages(count, operations, group, order);
+    for (size_t i = 0; !moves && i < count; i++)
+        order[i] = i;
+    for (size_t k = 0; k < count && tu_self()->pending == TUTTI_OK; k++) {
+        size_t i = order[k];
         const tt_p2p *one = &operations[i];
         results[i] = one->tensor;
         if (one->kind == TT_P2P_SEND)

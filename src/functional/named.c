@@ -102,7 +102,7 @@ static void gradient_of_reduced(tu_gradient *gradient, tutti_reduction reduction
         const tu_##name##_attributes *attributes = call->attributes;                                \
         return shape_of_reduced(call, attributes->reduction);                                       \
     }                                                                                               \
-    tutti_status tu_##name##_cpu(tu_call *call) {                                                   \
+    tutti_status tu_##name##_everywhere(tu_call *call) {                                            \
         const tu_##name##_attributes *attributes = call->attributes;                                \
         return start_into(call, function, call->inputs[0], call->outputs[0], attributes->reduction, \
                           attributes->group);                                                       \
@@ -116,7 +116,7 @@ static void gradient_of_reduced(tu_gradient *gradient, tutti_reduction reduction
         const tu_##name##_attributes *attributes = call->attributes;                                                   \
         return shape_of_out(call, attributes->reduction);                                                              \
     }                                                                                                                  \
-    tutti_status tu_##name##_cpu(tu_call *call) {                                                                      \
+    tutti_status tu_##name##_everywhere(tu_call *call) {                                                               \
         const tu_##name##_attributes *attributes = call->attributes;                                                   \
         return start_into(call, function, call->inputs[1], call->inputs[0], attributes->reduction, attributes->group); \
     }
@@ -125,7 +125,7 @@ static void gradient_of_reduced(tu_gradient *gradient, tutti_reduction reduction
         const tu_##name##_attributes *attributes = call->attributes;                                      \
         return shape_of_reduced(call, attributes->reduction);                                             \
     }                                                                                                     \
-    tutti_status tu_##name##_cpu(tu_call *call) {                                                         \
+    tutti_status tu_##name##_everywhere(tu_call *call) {                                                  \
         const tu_##name##_attributes *attributes = call->attributes;                                      \
         return start_in_place(call, function, call->inputs[0], attributes->reduction, attributes->group); \
     }
@@ -177,7 +177,7 @@ tutti_status tu_one_shot_all_reduce_copy_shape(tu_call *call) {
     return status;
 }
 
-tutti_status tu_one_shot_all_reduce_copy_cpu(tu_call *call) {
+tutti_status tu_one_shot_all_reduce_copy_everywhere(tu_call *call) {
     const tu_one_shot_all_reduce_copy_attributes *attributes = call->attributes;
     return start_copy(call, call->inputs[0], call->inputs[1], call->outputs[0], attributes->reduction,
                       attributes->group);
@@ -189,7 +189,7 @@ tutti_status tu_one_shot_all_reduce_copy_out_shape(tu_call *call) {
     return status == TUTTI_OK ? check_output(call, call->inputs[0], call->inputs[2]) : status;
 }
 
-tutti_status tu_one_shot_all_reduce_copy_out_cpu(tu_call *call) {
+tutti_status tu_one_shot_all_reduce_copy_out_everywhere(tu_call *call) {
     const tu_one_shot_all_reduce_copy_out_attributes *attributes = call->attributes;
     return start_copy(call, call->inputs[1], call->inputs[2], call->inputs[0], attributes->reduction,
                       attributes->group);
@@ -219,7 +219,7 @@ tutti_status tu_multimem_one_shot_reduce_out_shape(tu_call *call) {
     return check_output(call, out, x);
 }
 
-tutti_status tu_multimem_one_shot_reduce_out_cpu(tu_call *call) {
+tutti_status tu_multimem_one_shot_reduce_out_everywhere(tu_call *call) {
     const tu_multimem_one_shot_reduce_out_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[1];
     tt_tensor *out = is_root(attributes->group, attributes->root) ? call->inputs[0] : NULL;
@@ -263,12 +263,12 @@ tutti_status tu_multimem_all_gather_out_shape(tu_call *call) {
     return check_gathered(call, call->inputs[0], call->inputs[1], tutti_group_size(attributes->group));
 }
 
-tutti_status tu_multimem_all_gather_out_cpu(tu_call *call) {
+tutti_status tu_multimem_all_gather_out_everywhere(tu_call *call) {
     const tu_multimem_all_gather_out_attributes *attributes = call->attributes;
     const tt_tensor *out = call->inputs[0], *x = call->inputs[1];
     tu_flight_plan plan = { call->entry->name, attributes->group, .writes = out, .reads = x };
     tutti_status status = must_be_symmetric(call, "output", out, attributes->group);
-    if (status != TUTTI_OK)
+    if (status != TUTTI_OK || tu_fake_gather(attributes->group, out, x))
         return status;
     status = tutti_multimem_all_gather_out(attributes->group, tu_pointer(x), tu_pointer(out), (size_t)x->numel,
                                            x->dtype, tu_flight_call(&plan));
@@ -280,15 +280,18 @@ tutti_status tu_low_contention_all_gather_shape(tu_call *call) {
     return tu_rule_gathered(call, call->inputs[0], 0, attributes->group, &call->results[0]);
 }
 
-tutti_status tu_low_contention_all_gather_cpu(tu_call *call) {
+tutti_status tu_low_contention_all_gather_everywhere(tu_call *call) {
     const tu_low_contention_all_gather_attributes *attributes = call->attributes;
     tt_tensor *out = call->outputs[0], *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
     if (from == NULL)
         return TUTTI_ERROR_MEMORY;
     tu_flight_plan plan = { call->entry->name, attributes->group, .writes = out, .reads = from };
-    tutti_status status = tutti_low_contention_all_gather(attributes->group, tu_pointer(from), tu_pointer(out),
-                                                          (size_t)from->numel, from->dtype, tu_flight_call(&plan));
-    status = tu_flight_begin(status, &plan);
+    tutti_status status = TUTTI_OK;
+    if (!tu_fake_gather(attributes->group, out, from))
+        status =
+            tu_flight_begin(tutti_low_contention_all_gather(attributes->group, tu_pointer(from), tu_pointer(out),
+                                                            (size_t)from->numel, from->dtype, tu_flight_call(&plan)),
+                            &plan);
     tu_tensor_drop(from);
     return status;
 }
@@ -306,7 +309,7 @@ tutti_status tu_low_contention_reduce_scatter_shape(tu_call *call) {
     return tu_rule_scattered(call, call->inputs[0], attributes->reduction, 0, attributes->group, &call->results[0]);
 }
 
-tutti_status tu_low_contention_reduce_scatter_cpu(tu_call *call) {
+tutti_status tu_low_contention_reduce_scatter_everywhere(tu_call *call) {
     const tu_low_contention_reduce_scatter_attributes *attributes = call->attributes;
     tt_tensor *out = call->outputs[0], *from = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
     if (from == NULL)
@@ -378,7 +381,7 @@ tutti_status tu_reduce_scatter_split_shape(tu_call *call) {
     return split_shape(call, call->inputs[0], attributes->reduction, attributes->group, &call->results[0]);
 }
 
-tutti_status tu_reduce_scatter_split_cpu(tu_call *call) {
+tutti_status tu_reduce_scatter_split_everywhere(tu_call *call) {
     const tu_reduce_scatter_split_attributes *attributes = call->attributes;
     return start_split(call, call->inputs[0], call->outputs[0], attributes->reduction, attributes->group);
 }
@@ -409,7 +412,7 @@ tutti_status tu_reduce_scatter_split_out_shape(tu_call *call) {
                                 tu_dims_text(wanted.ndim, wanted.sizes));
 }
 
-tutti_status tu_reduce_scatter_split_out_cpu(tu_call *call) {
+tutti_status tu_reduce_scatter_split_out_everywhere(tu_call *call) {
     const tu_reduce_scatter_split_out_attributes *attributes = call->attributes;
     return start_split(call, call->inputs[1], call->inputs[0], attributes->reduction, attributes->group);
 }
@@ -515,7 +518,7 @@ tutti_status tu_all_to_all_vdev_shape(tu_call *call) {
     return check_vdev(call, 1, false, attributes->group);
 }
 
-tutti_status tu_all_to_all_vdev_cpu(tu_call *call) {
+tutti_status tu_all_to_all_vdev_everywhere(tu_call *call) {
     const tu_all_to_all_vdev_attributes *attributes = call->attributes;
     return start_vdev(call, PLAIN, 0, attributes->group);
 }
@@ -528,7 +531,7 @@ tutti_status tu_all_to_all_vdev_2d_shape(tu_call *call) {
     return check_vdev(call, 1, true, attributes->group);
 }
 
-tutti_status tu_all_to_all_vdev_2d_cpu(tu_call *call) {
+tutti_status tu_all_to_all_vdev_2d_everywhere(tu_call *call) {
     const tu_all_to_all_vdev_2d_attributes *attributes = call->attributes;
     return start_vdev(call, BY_EXPERT, attributes->major_align, attributes->group);
 }
@@ -538,7 +541,7 @@ tutti_status tu_all_to_all_vdev_2d_offset_shape(tu_call *call) {
     return check_vdev(call, 2, true, attributes->group);
 }
 
-tutti_status tu_all_to_all_vdev_2d_offset_cpu(tu_call *call) {
+tutti_status tu_all_to_all_vdev_2d_offset_everywhere(tu_call *call) {
     const tu_all_to_all_vdev_2d_offset_attributes *attributes = call->attributes;
     return start_vdev(call, BY_EXPERT_OFFSET, 0, attributes->group);
 }
@@ -597,9 +600,9 @@ tt_tensor *tu_multimem_all_gather_out_sample(tu_sampler *sampler) {
 }
 
 /* One rank, which sends all its rows to itself, as one expert. */
-static tt_tensor *splits_of(tu_sampler *sampler, int64_t rows, bool on_meta) {
+static tt_tensor *splits_of(tu_sampler *sampler, int64_t rows, tutti_device device) {
     tt_options options = TT_OPTIONS_INIT;
-    options.device = on_meta ? TUTTI_META : TUTTI_CPU;
+    options.device = device;
     tt_tensor *one = tt_full(tt_shape(1), (double)sampler->size, TUTTI_I64, &options);
     if (rows == 2)
         one = tt_stack(tt_tensors(one, tt_zeros_like(one)), 0);
@@ -610,8 +613,8 @@ typedef tt_tensor *exchange(tt_tensor *out, tt_tensor *out_splits, tt_tensor *x,
                             tutti_group *group);
 static tt_tensor *sample_exchange(tu_sampler *sampler, exchange *function, int64_t in_rows) {
     tt_tensor *x = constant(sampler), *out = constant(sampler);
-    bool on_meta = tu_is_meta(x);
-    return function(out, splits_of(sampler, 2, on_meta), x, splits_of(sampler, in_rows, on_meta), sampler->group);
+    tutti_device device = x != NULL ? x->device : TUTTI_CPU;
+    return function(out, splits_of(sampler, 2, device), x, splits_of(sampler, in_rows, device), sampler->group);
 }
 
 static tt_tensor *exchange_experts(tt_tensor *out, tt_tensor *out_splits, tt_tensor *x, tt_tensor *in_splits,

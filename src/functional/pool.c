@@ -10,6 +10,7 @@
 
 #include "functional/registry.h"
 #include "functional/symmetric.h"
+#include "tensor/on_device.h"
 
 /* What a scope gave out; the same words travel to the other ranks. */
 typedef struct tally {
@@ -28,12 +29,6 @@ static tu_storage *make(tu_source *source, size_t bytes) {
     tutti_memory *memory;
     if (tutti_pool_alloc(scope->pool, bytes, &memory) != TUTTI_OK)
         return NULL;
-    if (tutti_memory_device(memory) != TUTTI_CPU) {
-        tu_error(TUTTI_ERROR_UNSUPPORTED, "a pool scope makes tensors on cpu, and its pool has memory of %s",
-                 tutti_device_name(tutti_memory_device(memory)));
-        tutti_memory_release(memory);
-        return NULL;
-    }
     scope->given.blocks++;
     scope->given.bytes += bytes;
     scope->given.hash = (scope->given.hash ^ bytes) * 0x9E3779B97F4A7C15u;
@@ -56,12 +51,17 @@ bool tt_symm_pool_begin(tutti_pool *pool, tutti_group *group) {
                 pool == NULL ? "argument pool is NULL" : "this rank is no member of the group");
         return false;
     }
+    tu_device *found = NULL;
+    if (tutti_pool_device(pool) != TUTTI_CPU &&
+        tu_pending_take(tu_device_get(tutti_pool_device(pool), &found)) != TUTTI_OK)
+        return false;
     pool_scope *scope = malloc(sizeof *scope);
     if (scope == NULL) {
         tu_pending_take(tu_error_memory("a pool scope", sizeof *scope));
         return false;
     }
-    *scope = (pool_scope){ .source = { make, end, tu_self()->source }, .pool = tutti_pool_keep(pool) };
+    *scope = (pool_scope){ .source = { make, end, tu_self()->source, found != NULL ? found->number : TUTTI_CPU },
+                           .pool = tutti_pool_keep(pool) };
     if (group != NULL)
         scope->group = tutti_group_keep(group);
     tu_self()->source = &scope->source;

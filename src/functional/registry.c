@@ -15,6 +15,7 @@
 
 #include "functional/operators.h"
 #include "tensor/loop.h"
+#include "tensor/on_device.h"
 #include "tensor/process.h"
 #include "world/attachment.h"
 
@@ -51,8 +52,11 @@ typedef struct flight {
         LANDED
     } state; /* under lock */
     const char *operation;
-    tutti_group *group; /* lent by the work */
-    tutti_work *work;
+    tutti_group *group;   /* lent by the work */
+    tutti_work *work;     /* on memory of the host, which is waited for; or NULL */
+    tutti_work *enqueued; /* on a device: its last one, which streams are ordered after; or NULL */
+    const tu_device *device;
+    bool noted; /* some of a batch's calls wait for its end */
     tutti_dtype dtype;
     int64_t elements;
     flights *registry;
@@ -63,6 +67,8 @@ typedef struct flight {
 } flight;
 
 /* ---- a world's registry ---- */
+
+static void forget_joined(void *registry);
 
 static tutti_status make_registry(void *world, void **state) {
     (void)world;
@@ -104,7 +110,7 @@ static bool name_unfinished(void *state, char *text, size_t size) {
 }
 
 static tutti_status registry_of(tutti_world *world, flights **registry) {
-    static const tu_attachment attachment = { make_registry, end_registry, name_unfinished };
+    static const tu_attachment attachment = { make_registry, end_registry, name_unfinished, forget_joined };
     void *state;
     tutti_status status = tu_world_attachment(world, &attachment, &state);
     if (status == TUTTI_OK)
@@ -295,6 +301,62 @@ static void land(const flight *one) {
                           TU_PARTS_FROM_BLOCK);
 }
 
+/* ---- on a device ----
+ *
+ * Nobody waits for a work there on the host: the current stream of whoever needs the result is ordered after it. What
+ * its kernels find wrong later (a deadline, a mismatch, a death) stays with the group; so the last work of each group
+ * is kept until the host waits for the device, and asked then.
+ */
+
+/* The last work of a group that this thread has joined and not asked yet. */
+typedef struct joined {
+    tu_device_watch watch; /* first */
+    tutti_work *work;
+} joined;
+
+static tutti_status ask_joined(tu_device_watch *watch) {
+    joined *one = (joined *)watch;
+    tutti_status status = tutti_work_wait(one->work, 0); /* its stream is past it */
+    tutti_work_release(one->work);
+    free(one);
+    return status;
+}
+
+/* Takes over the reference. Without memory the group still has the error, and tells it at its next call. */
+static void watch_work(const flight *one, tutti_work *work) {
+    joined *made = (joined *)tu_device_watch_take(tu_self(), one->registry, one->group);
+    if (made != NULL) /* the later work of a group tells of the earlier ones too */
+        tutti_work_release(made->work);
+    else
+        made = malloc(sizeof *made);
+    if (made == NULL) {
+        tutti_work_release(work);
+        return;
+    }
+    *made = (joined){ { .thread = tu_self(), .owner = one->registry, .about = one->group, .ask = ask_joined }, work };
+    tu_device_watch_add(&made->watch);
+}
+
+/* The world closes, and nobody is left who could be told: streams are ordered after the works all the same. */
+static void forget_joined(void *registry) {
+    for (tu_device_watch *one; (one = tu_device_watch_take(NULL, registry, NULL)) != NULL; free(one))
+        tutti_work_release(((joined *)one)->work);
+}
+
+/* Orders the thread's current stream after the work; memory that both use is not given out before the stream is there.
+ */
+static tutti_status join_enqueued(flight *one) {
+    void *stream = tu_device_stream(one->device);
+    tutti_status status = tutti_work_join(one->enqueued, stream);
+    for (size_t i = 0; i < one->link_count; i++)
+        tu_device_note_use(one->device, one->links[i].storage, stream);
+    if (status != TUTTI_OK || tu_device_capturing(one->device)) /* an event of a graph cannot be asked */
+        tutti_work_release(one->enqueued);
+    else
+        watch_work(one, one->enqueued);
+    return status;
+}
+
 /* Waits for the work, and counts for how long. */
 static tutti_status wait_counted(flight *one) {
     bool finished;
@@ -318,7 +380,9 @@ static tutti_status finish(flight *one) {
     pthread_mutex_unlock(&one->lock);
     if (!mine)
         return TUTTI_OK;
-    tutti_status status = wait_counted(one);
+    tutti_status status = one->work != NULL ? wait_counted(one) : TUTTI_OK;
+    if (one->enqueued != NULL)
+        status = status == TUTTI_OK ? join_enqueued(one) : (tutti_work_release(one->enqueued), status);
     if (status == TUTTI_OK)
         land(one);
     leave_registry(one);
@@ -418,9 +482,17 @@ bool tu_flight_check(const char *who, tutti_group *group, bool group_optional) {
     return true;
 }
 
+/* On a device the calls of a batch are enqueued one by one, in their order. A fake group moves nothing anywhere. */
 tutti_call *tu_flight_call(tu_flight_plan *plan) {
+    const tt_tensor *x = plan->writes != NULL ? plan->writes : plan->reads;
     plan->call = (tutti_call)TUTTI_CALL_INIT;
-    plan->call.batch = tu_self()->batch;
+    if (x != NULL && tu_on_device(x) && !tu_group_is_fake(plan->group)) {
+        plan->device = tu_device_of(x);
+        plan->call.device = plan->device->number;
+        plan->call.stream = tu_device_stream(plan->device);
+    } else {
+        plan->call.batch = tu_self()->batch;
+    }
     if (plan->call.batch == NULL)
         plan->call.work = &plan->work;
     return &plan->call;
@@ -436,34 +508,56 @@ static tutti_status finish_unrecorded(tutti_work *work) {
     return tu_error_restore(&error);
 }
 
-static tutti_status record(flight *one, tutti_group *group, tutti_work *work) {
-    one->work = work;
-    one->group = group;
-    tutti_status status = registry_of(tutti_group_world(group), &one->registry);
-    if (status == TUTTI_OK) {
-        enlist(one);
-        return TUTTI_OK;
-    }
-    status = finish_unrecorded(work);
+/* The same of all works of a flight, which ends. */
+static tutti_status finish_works(flight *one) {
+    tutti_status status = TUTTI_OK;
+    if (one->work != NULL)
+        status = finish_unrecorded(one->work);
+    if (one->enqueued != NULL)
+        status = finish_unrecorded(one->enqueued);
     drop_flight(one);
     return status;
+}
+
+static tutti_status record(flight *one, tutti_group *group) {
+    one->group = group;
+    tutti_status status = registry_of(tutti_group_world(group), &one->registry);
+    if (status != TUTTI_OK)
+        return finish_works(one);
+    enlist(one);
+    return TUTTI_OK;
+}
+
+/* Works of a group on a device come one after the other: the last one tells of all. */
+static void take_work(flight *one, const tu_flight_plan *plan) {
+    if (plan->device == NULL) {
+        one->work = plan->work;
+        return;
+    }
+    tutti_work_release(one->enqueued);
+    one->enqueued = plan->work;
+    one->device = plan->device;
 }
 
 tutti_status tu_flight_begin(tutti_status status, const tu_flight_plan *plan) {
     if (status != TUTTI_OK)
         return status;
-    if (tu_self()->batch != NULL)
-        return add_links(tu_self()->batch_flight, plan);
+    if (tu_self()->batch != NULL) {
+        flight *one = tu_self()->batch_flight;
+        if (plan->work != NULL)
+            take_work(one, plan);
+        else
+            one->noted = true;
+        return add_links(one, plan);
+    }
     if (plan->work == NULL)
         return TUTTI_OK;
     flight *one = flight_new(plan->operation);
-    status = one == NULL ? TUTTI_ERROR_MEMORY : add_links(one, plan);
-    if (status == TUTTI_OK)
-        return record(one, plan->group, plan->work);
-    status = finish_unrecorded(plan->work);
-    if (one != NULL)
-        drop_flight(one);
-    return status;
+    if (one == NULL)
+        return finish_unrecorded(plan->work);
+    take_work(one, plan);
+    status = add_links(one, plan);
+    return status == TUTTI_OK ? record(one, plan->group) : finish_works(one);
 }
 
 tutti_status tu_batch_open(const char *operation, tutti_group *group) {
@@ -494,19 +588,26 @@ tutti_status tu_batch_close(tutti_group *group, bool good) {
     call.work = &work;
     if (!good) {
         tutti_batch_cancel(ended);
-        drop_flight(one);
+        tutti_status status = finish_works(one);
+        (void)status; /* what made the batch bad is told */
         return TUTTI_OK;
     }
+    if (one->enqueued != NULL && !one->noted) {
+        tutti_batch_cancel(ended);
+        return record(one, group);
+    }
     tutti_status status = tutti_batch_end(ended, &call);
+    one->work = work;
     if (status == TUTTI_OK && work != NULL)
-        return record(one, group, work);
-    drop_flight(one);
+        return record(one, group);
+    tutti_status waited = finish_works(one);
+    (void)waited; /* the batch's own error counts */
     return status;
 }
 
 /* ---- the calls ---- */
 
-tutti_status tu_wait_cpu(tu_call *call) {
+tutti_status tu_wait_everywhere(tu_call *call) {
     tu_storage *storage = call->inputs[0]->storage;
     if (atomic_load_explicit(&storage->flights, memory_order_relaxed) == 0)
         return tu_storage_wait(storage);

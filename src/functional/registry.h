@@ -35,8 +35,9 @@ typedef struct tu_flight_plan {
     tt_tensor *lands;       /* where the work writes the ranks' parts, one after the other; whoever finishes it puts */
     int dim;                /* them side by side along this dimension of `writes`, whose shape it keeps */
     const tt_tensor *also_writes, *also_reads;
-    tutti_call call; /* tu_flight_call fills these two */
+    tutti_call call; /* tu_flight_call fills these three */
     tutti_work *work;
+    const struct tu_device *device; /* where it is enqueued; NULL: memory of the host */
 } tu_flight_plan;
 /* The options for starting it: asynchronous, or part of the thread's batch. Follow with tu_flight_begin. */
 tutti_call *tu_flight_call(tu_flight_plan *plan);
@@ -47,6 +48,10 @@ tutti_status tu_flight_begin(tutti_status status, const tu_flight_plan *plan);
 /* A fake group scatters nothing: this rank's part of what it has itself. x is dense; `out` has as many elements on each
  * rank. */
 void tu_fake_part(tutti_group *group, tt_tensor *out, const tt_tensor *x);
+/* Its other ranks have what this one has: x in every part of out, one after the other. False: the group is real. */
+bool tu_fake_gather(tutti_group *group, const tt_tensor *out, const tt_tensor *x);
+/* `count` elements of x, which is dense as `out` is, from the one number `from` on, to number `to` of out. */
+void tu_fake_copy(const tt_tensor *out, int64_t to, const tt_tensor *x, int64_t from, int64_t count);
 
 /* From begin to end the calls of this thread on the group are noted, and run as one work. */
 tutti_status tu_batch_open(const char *operation, tutti_group *group);

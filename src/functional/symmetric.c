@@ -57,13 +57,14 @@ static tutti_status move_to_peer(tt_tensor *output, const tt_tensor *x, const tu
         tutti_peers_release(peers);
         return TUTTI_ERROR_MEMORY;
     }
+    storage->device = x->device;
     tu_tensor_move(output, storage);
     return TUTTI_OK;
 }
 
 /* Every rank takes part in the rendezvous, also one that asks for its own. Of a fake world's other ranks there is no
  * memory, and this rank's stands for it. */
-tutti_status tu_peer_tensor_cpu(tu_call *call) {
+tutti_status tu_peer_tensor_everywhere(tu_call *call) {
     const tu_peer_tensor_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[0];
     tutti_group *group = attributes->group;
@@ -94,7 +95,9 @@ tt_tensor *tu_symm_sample(tu_sampler *sampler, tt_tensor *x) {
         return NULL;
     if (x->device == TUTTI_META)
         return x;
-    return tt_copy_(tt_symm_empty(tutti_group_world(sampler->group), tt_sizes(x), tt_dtype(x), NULL), x);
+    tt_symm_options options = TT_SYMM_OPTIONS_INIT;
+    options.device = x->device;
+    return tt_copy_(tt_symm_empty(tutti_group_world(sampler->group), tt_sizes(x), tt_dtype(x), &options), x);
 }
 
 /* ---- whether it is on ---- */

@@ -206,6 +206,12 @@ void tu_pool_drop(tutti_pool *pool) {
     free(pool);
 }
 
+tutti_device tutti_pool_device(const tutti_pool *pool) {
+    if (pool == NULL)
+        return 0;
+    return pool->options.device != 0 ? pool->options.device : TUTTI_CPU;
+}
+
 tutti_pool *tutti_pool_keep(tutti_pool *pool) {
     if (pool == NULL || tu_world_forked(pool->world))
         return pool;

@@ -3,6 +3,7 @@
  * Optimizer steps of one parameter: in place, outside the graph. The kernels are in tensor/optimizer.c.
  */
 #include "nn/optimizer.h"
+#include "tensor/create.h"
 
 /* What cannot work would make every parameter a NaN. */
 bool tu_settle(const char *who, const char *field, double *value, double instead, double below) {
@@ -38,7 +39,7 @@ bool tu_settle_adamw(const tt_adamw *options, tt_adamw *full) {
 }
 
 tt_tensor *tu_step_number(double value) {
-    tt_tensor *number = tt_full(tt_shape(), value, TUTTI_F64, NULL);
+    tt_tensor *number = tt_full(tt_shape(), value, TUTTI_F64, TU_OF_HOST);
     if (number != NULL)
         number->flags |= TU_NUMBER;
     return number;

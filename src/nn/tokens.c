@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tensor/create.h"
 #include "tensor/operators.h"
 
 struct tt_tokens {
@@ -196,7 +197,7 @@ bool tt_tokens_batch(const tt_tokens *tokens, int64_t step, tt_tensor **inputs, 
         return false;
     }
     tt_dims shape = tt_shape(tokens->options.batch, tokens->options.length);
-    tt_tensor *x = tt_empty(shape, TUTTI_I64, NULL), *y = tt_empty(shape, TUTTI_I64, NULL);
+    tt_tensor *x = tt_empty(shape, TUTTI_I64, TU_OF_HOST), *y = tt_empty(shape, TUTTI_I64, TU_OF_HOST);
     if (tu_self()->pending != TUTTI_OK || tu_pending_take(fill(tokens, step, 0, tu_pointer(x))) != TUTTI_OK ||
         tu_pending_take(fill(tokens, step, 1, tu_pointer(y))) != TUTTI_OK)
         return false;

@@ -3,6 +3,7 @@
  * Ranks that begin together: they compare what they have, and take over what one of them has.
  */
 #include "parallel/parallel.h"
+#include "tensor/create.h"
 
 #include <string.h>
 
@@ -26,7 +27,7 @@ static int64_t signature(const char *name, const tt_tensor *x) {
 static const int64_t *gather(const int64_t *own, size_t count, tutti_group *group) {
     size_t all = count * (size_t)tutti_group_size(group);
     int64_t *rows = tu_scope_memory((all + 1) * sizeof *rows);
-    tt_tensor *mine = tt_from(own, tt_shape(count), TUTTI_I64, NULL);
+    tt_tensor *mine = tt_from(own, tt_shape(count), TUTTI_I64, TU_OF_HOST);
     tt_tensor *gathered = tt_all_gather(mine, 0, group); /* also with an error pending, which the others must hear of */
     return rows != NULL && tt_read(gathered, rows, TUTTI_I64, all) ? rows : NULL;
 }
@@ -106,7 +107,7 @@ tutti_status tu_parallel_all(tutti_status status, const char *others, tutti_grou
     tu_pending_save(&error); /* the others are told by the verdict, and the group goes on */
     bool good = status == TUTTI_OK && error.status == TUTTI_OK;
     tt_scope scope = tt_scope_open();
-    bool all = tt_item(tt_all_reduce(tt_full(tt_shape(), good, TUTTI_I32, NULL), TUTTI_MIN, group)) > 0;
+    bool all = tt_item(tt_all_reduce(tt_full(tt_shape(), good, TUTTI_I32, TU_OF_HOST), TUTTI_MIN, group)) > 0;
     tutti_status reached = tu_self()->pending;
     tu_scope_leave(&scope);
     if (error.status != TUTTI_OK) {

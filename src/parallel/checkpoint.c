@@ -16,6 +16,7 @@
 
 #include "nn/state.h"
 #include "parallel/shard.h"
+#include "tensor/create.h"
 
 #define PATH 4096
 
@@ -135,7 +136,7 @@ static parts_of_run next_parts(const tt_fully_sharded *sharded, const char *fold
         tt_error_clear();
     }
     int64_t told[] = { last.serial + 1, draw_mark() };
-    tt_tensor *all = tt_broadcast(tt_from(told, tt_shape(2), TUTTI_I64, NULL), 0, sharded->group);
+    tt_tensor *all = tt_broadcast(tt_from(told, tt_shape(2), TUTTI_I64, TU_OF_HOST), 0, sharded->group);
     if (!tt_read(all, told, TUTTI_I64, 2))
         told[0] = told[1] = 0;
     return (parts_of_run){ told[0], tutti_group_size(sharded->group), told[1] };

@@ -14,6 +14,7 @@
 #include "autograd/node.h"
 #include "base/result.h"
 #include "parallel/parallel.h"
+#include "tensor/create.h"
 
 #define LINE 64 /* bytes; parts of a bucket begin at multiples of it */
 
@@ -211,7 +212,7 @@ static void tell_unused(tt_data_parallel *parallel) {
     for (int i = 0; used != NULL && i < parallel->count; i++)
         used[i] = !parallel->members[i].unused;
     tt_tensor *all =
-        tt_all_reduce(tt_from(used, tt_shape(parallel->count), TUTTI_U8, NULL), TUTTI_MAX, parallel->group);
+        tt_all_reduce(tt_from(used, tt_shape(parallel->count), TUTTI_U8, TU_OF_HOST), TUTTI_MAX, parallel->group);
     if (used == NULL || !tt_read(all, used, TUTTI_U8, (size_t)parallel->count))
         return;
     for (int i = 0; i < parallel->count; i++)
@@ -234,7 +235,7 @@ static void hand_out_unused(tt_data_parallel *parallel) {
 static void settle_order(tt_data_parallel *parallel) {
     size_t count = (size_t)parallel->count;
     int *order = tu_scope_memory((count + 1) * sizeof *order);
-    tt_tensor *told = tt_from(parallel->order, tt_shape(count), TUTTI_I32, NULL);
+    tt_tensor *told = tt_from(parallel->order, tt_shape(count), TUTTI_I32, TU_OF_HOST);
     tt_broadcast_(told, 0, parallel->group);
     if (order == NULL || !tt_read(told, order, TUTTI_I32, count))
         return;

@@ -2,6 +2,8 @@
  *
  * Making tensors.
  */
+#include <tutti/streams.h>
+
 #include <math.h>
 #include <string.h>
 
@@ -22,7 +24,7 @@ bool tu_create_begin(const tt_options *options, tt_options *full) {
         tu_pending_take(tu_options_copy("tt_options", options, full, sizeof *full)) != TUTTI_OK)
         return false;
     if (full->device == 0)
-        full->device = TUTTI_CPU;
+        full->device = tt_default_device();
     return true;
 }
 

@@ -15,5 +15,7 @@ bool tu_create_begin(const tt_options *options, tt_options *full);
 tt_tensor *tu_create_end(tt_tensor *x, const tt_options *full);
 /* Fills a tensor that is ready; no version, no history. Cannot fail on the CPU. */
 tutti_status tu_fill(tt_tensor *x, double value);
+/* Options of what the host reads and writes itself. */
+#define TU_OF_HOST (&(tt_options){ .size = sizeof(tt_options), .device = TUTTI_CPU })
 
 #endif

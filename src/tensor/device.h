@@ -93,6 +93,14 @@ typedef struct tu_device_tensors {
     /* By the vendor's library. UNSUPPORTED, with nothing enqueued, for types and layouts that it has not, and where it
      * is not there. NULL: there is none. */
     tutti_status (*product)(void *state, int index, void *stream, const tu_device_product *product);
+
+    /* Graphs. From begin to end the work that comes to the stream, a named one, is noted and does not run; memory that
+     * is allocated for it belongs to the graph until the graph ends, which waits for its last run. */
+    bool (*capturing)(void *state, int index, void *stream);
+    tutti_status (*capture_begin)(void *state, int index, void *stream);
+    tutti_status (*capture_end)(void *state, int index, void *stream, void **graph); /* graph NULL: it is dropped */
+    tutti_status (*graph_run)(void *state, int index, void *stream, void *graph);
+    void (*graph_end)(void *state, int index, void *graph);
 } tu_device_tensors;
 
 #endif

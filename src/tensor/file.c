@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tensor/create.h"
 #include "tensor/loop.h"
 #include "tensor/tensor.h"
 #include "tensor/thread.h"
@@ -41,7 +42,8 @@ tt_tensor *tu_reader_tensor(const tu_reader *reader, const tu_file_array *array,
         step *= array->sizes[i];
     }
     bool fortran = array->fortran && array->ndim > 1 && array->bytes > 0;
-    tt_tensor *x = fortran ? tt_empty_strided(sizes, strides, array->dtype, NULL) : tt_empty(sizes, array->dtype, NULL);
+    tt_tensor *x = fortran ? tt_empty_strided(sizes, strides, array->dtype, TU_OF_HOST)
+                           : tt_empty(sizes, array->dtype, TU_OF_HOST);
     uint8_t *data = x == NULL || array->bytes == 0 ? NULL : tu_pointer(x);
     for (uint64_t done = 0; data != NULL && done < array->bytes;) {
         size_t now = array->bytes - done < CHUNK ? (size_t)(array->bytes - done) : CHUNK;

@@ -188,9 +188,8 @@ tutti_status tu_device_resize(tu_storage *storage, size_t bytes) {
     return TUTTI_OK;
 }
 
-static void note_use(const tu_device *device, const tt_tensor *x, void *stream) {
-    const tu_storage *storage = x->storage;
-    if (storage->stream == stream || storage->fixed || storage->data == NULL || x->device != device->number)
+void tu_device_note_use(const tu_device *device, const tu_storage *storage, void *stream) {
+    if (storage->stream == stream || storage->fixed || storage->data == NULL || storage->device != device->number)
         return;
     tu_device_block block = { storage->data, storage->owner };
     device->table->used(device->state, device->index, &block, stream);
@@ -204,8 +203,12 @@ tutti_status tu_device_begin(const tu_call *call) {
     void *stream = tu_device_stream(device);
     for (int i = 0; i < call->input_count; i++)
         if (call->inputs[i] != NULL)
-            note_use(device, call->inputs[i], stream);
+            tu_device_note_use(device, call->inputs[i]->storage, stream);
     return TUTTI_OK;
+}
+
+bool tu_device_capturing(const tu_device *device) {
+    return device->table->capturing(device->state, device->index, tu_device_stream(device));
 }
 
 /* ---- waiting ---- */
@@ -226,8 +229,46 @@ static tutti_status tell_fault(const tu_device *device) {
                     (long long)fault.limit, tutti_device_name(device->number));
 }
 
+void tu_device_watch_add(tu_device_watch *watch) {
+    tu_process_devices *devices = tu_process_devices_get();
+    pthread_mutex_lock(&devices->lock);
+    watch->next = devices->watches;
+    devices->watches = watch;
+    pthread_mutex_unlock(&devices->lock);
+}
+
+tu_device_watch *tu_device_watch_take(const tu_thread *thread, const void *owner, const void *about) {
+    tu_process_devices *devices = tu_process_devices_get();
+    pthread_mutex_lock(&devices->lock);
+    tu_device_watch **link = &devices->watches, *found;
+    while ((found = *link) != NULL &&
+           ((thread != NULL && found->thread != thread) || (owner != NULL && found->owner != owner) ||
+            (about != NULL && found->about != about)))
+        link = &found->next;
+    if (found != NULL)
+        *link = found->next;
+    pthread_mutex_unlock(&devices->lock);
+    return found;
+}
+
+/* All are asked; the first error counts. */
+static tutti_status ask_watches(void) {
+    tutti_status status = TUTTI_OK;
+    tutti_error_copy first;
+    for (tu_device_watch *one; (one = tu_device_watch_take(tu_self(), NULL, NULL)) != NULL;) {
+        tutti_status found = one->ask(one);
+        if (found != TUTTI_OK && status == TUTTI_OK) {
+            status = found;
+            tu_error_save(&first);
+        }
+    }
+    return status == TUTTI_OK ? TUTTI_OK : tu_error_restore(&first);
+}
+
 tutti_status tu_device_wait(const tu_device *device) {
     tutti_status status = device->table->synchronize(device->state, device->index, tu_device_stream(device));
+    if (status == TUTTI_OK)
+        status = ask_watches();
     return status == TUTTI_OK ? tell_fault(device) : status;
 }
 

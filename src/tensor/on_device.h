@@ -56,8 +56,23 @@ tutti_status tu_device_resize(tu_storage *storage, size_t bytes);
  * given out before this one is past it. */
 tutti_status tu_device_begin(const tu_call *call);
 
-/* Waits for the thread's current stream, and tells what kernels found wrong. */
+/* The same of one storage, which that stream uses from now on; nothing where it is no memory of this device's. */
+void tu_device_note_use(const tu_device *device, const tu_storage *storage, void *stream);
+/* Whether the thread's current stream is captured into a graph. */
+bool tu_device_capturing(const tu_device *device);
+
+/* Waits for the thread's current stream, and tells what kernels found wrong, or those who watch. */
 tutti_status tu_device_wait(const tu_device *device);
+/* Something that is asked, once, when its thread has waited: whether what the thread began went well. */
+typedef struct tu_device_watch {
+    struct tu_device_watch *next;
+    const tu_thread *thread;
+    const void *owner, *about;                          /* of whoever made it */
+    tutti_status (*ask)(struct tu_device_watch *watch); /* ends it */
+} tu_device_watch;
+void tu_device_watch_add(tu_device_watch *watch);
+/* One of that thread, of that owner and about that, taken off the list; NULL stands for any. NULL: there is none. */
+tu_device_watch *tu_device_watch_take(const tu_thread *thread, const void *owner, const void *about);
 /* Bytes to and from the host; both have arrived on return. */
 tutti_status tu_device_write(const tu_device *device, void *to, const void *from, size_t bytes);
 tutti_status tu_device_read(const tu_device *device, void *to, const void *from, size_t bytes);

@@ -41,6 +41,7 @@ typedef struct tu_process_devices {
     pthread_mutex_t lock;
     tu_backend_opened opened;
     _Atomic(struct tu_device *) at[64];
+    struct tu_device_watch *watches; /* that threads have not asked yet */
 } tu_process_devices;
 tu_process_devices *tu_process_devices_get(void);
 void tu_devices_close(tu_process_devices *devices);

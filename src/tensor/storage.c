@@ -48,7 +48,7 @@ void tu_storage_trim(tu_thread *self) {
 
 tu_storage *tu_storage_new(tutti_device device, size_t bytes) {
     tu_thread *self = tu_self();
-    if (self->source != NULL && device == TUTTI_CPU && bytes > 0)
+    if (self->source != NULL && device == self->source->device && bytes > 0)
         return self->source->make(self->source, bytes);
     tu_storage *storage = take(self);
     if (storage == NULL) {

@@ -38,6 +38,25 @@ bool tt_device_available(tutti_device number) {
     return there;
 }
 
+tutti_device tt_default_device(void) {
+    tutti_device device = tu_self()->default_device;
+    return device != 0 ? device : TUTTI_CPU;
+}
+
+bool tt_default_device_set(tutti_device number) {
+    tu_device *device = NULL;
+    if (tu_self()->pending != TUTTI_OK)
+        return false;
+    if (number == 0 || number == TUTTI_CPU || number == TUTTI_META) {
+        tu_self()->default_device = number;
+        return true;
+    }
+    if (tu_pending_take(tu_device_get(number, &device)) != TUTTI_OK)
+        return false;
+    tu_self()->default_device = device->number;
+    return true;
+}
+
 /* ---- streams ---- */
 
 void *tt_stream(tutti_device number) {
@@ -139,6 +158,57 @@ void tt_event_release(tt_event *event) {
         return;
     event->device->table->unmark(event->device->state, event->device->index, event->event);
     free(event);
+}
+
+/* ---- replays ---- */
+
+struct tt_replay {
+    const tu_device *device;
+    void *graph;
+};
+
+bool tt_replay_begin(tutti_device number) {
+    const tu_device *device = device_for("replay_begin", number);
+    return device != NULL && tu_pending_take(device->table->capture_begin(device->state, device->index,
+                                                                          tu_device_stream(device))) == TUTTI_OK;
+}
+
+/* Also with an error pending: the stream must not stay captured. */
+tt_replay *tt_replay_end(tutti_device number) {
+    tu_device *device = NULL;
+    if (tutti_device_kind(number) != TUTTI_CUDA || tu_device_get(number, &device) != TUTTI_OK)
+        return device_for("replay_end", number), NULL;
+    tt_replay *made = malloc(sizeof *made);
+    if (made == NULL)
+        tu_pending_take(tu_error_memory("a replay", sizeof *made));
+    bool good = made != NULL && tu_self()->pending == TUTTI_OK;
+    if (made != NULL)
+        *made = (tt_replay){ .device = device };
+    tutti_status status =
+        device->table->capture_end(device->state, device->index, tu_device_stream(device), good ? &made->graph : NULL);
+    if (good && tu_pending_take(status) == TUTTI_OK)
+        return made;
+    free(made);
+    return NULL;
+}
+
+bool tt_replay_run(tt_replay *replay) {
+    if (tu_self()->pending != TUTTI_OK)
+        return false;
+    if (replay == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "replay_run: replay is NULL");
+        return false;
+    }
+    const tu_device *device = replay->device;
+    return tu_pending_take(device->table->graph_run(device->state, device->index, tu_device_stream(device),
+                                                    replay->graph)) == TUTTI_OK;
+}
+
+void tt_replay_release(tt_replay *replay) {
+    if (replay == NULL)
+        return;
+    replay->device->table->graph_end(replay->device->state, replay->device->index, replay->graph);
+    free(replay);
 }
 
 /* ---- memory ---- */

@@ -4,14 +4,21 @@
  */
 #include "tensor/symmetric.h"
 
+#include <tutti/streams.h>
 #include <tutti/symmetric.h>
 
 #include "tensor/history.h"
+#include "tensor/on_device.h"
 #include "tensor/operators.h"
 
 /* ---- making them ---- */
 
+/* On a device, what this thread's current stream does with the memory is waited for: libtutti knows of its own work. */
 static void release_block(void *owner) {
+    tutti_device device = tutti_memory_device(owner);
+    tu_device *found;
+    if (tu_is_remote(device) && tu_device_get(device, &found) == TUTTI_OK)
+        found->table->synchronize(found->state, found->index, tu_device_stream(found));
     tutti_memory_release(owner);
 }
 
@@ -19,13 +26,33 @@ tu_storage *tu_symm_storage(tutti_memory *memory, size_t bytes) {
     tu_storage *storage = tu_storage_wrap(tutti_memory_data(memory), bytes, release_block, memory);
     if (storage == NULL)
         tutti_memory_release(memory);
+    else
+        storage->device = tutti_memory_device(memory);
     return storage;
+}
+
+/* The device of the options: the CPU, or a GPU, which is there. */
+static bool find_device(tutti_device wanted, tutti_device *device) {
+    tu_device *found;
+    *device = wanted == 0 ? tt_default_device() : wanted;
+    if (*device == TUTTI_CPU)
+        return true;
+    if (tutti_device_kind(*device) != TUTTI_CUDA) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "symm_empty: there is no symmetric memory on the device %s, but on cpu and cuda",
+                tutti_device_name(*device));
+        return false;
+    }
+    if (tu_pending_take(tu_device_get(*device, &found)) != TUTTI_OK)
+        return false;
+    *device = found->number;
+    return true;
 }
 
 static tt_tensor *on_block(tutti_world *world, const tu_shape *shape, size_t bytes, const tt_symm_options *options) {
     tutti_memory_options wanted = TUTTI_MEMORY_OPTIONS_INIT;
     tutti_memory *memory;
     wanted.group = options->group;
+    wanted.device = shape->device;
     wanted.persistent = options->persistent;
     wanted.persistent_id = options->persistent_id;
     if (tu_pending_take(tutti_memory_alloc(world, bytes, &wanted, &memory)) != TUTTI_OK)
@@ -47,7 +74,8 @@ tt_tensor *tt_symm_empty_strided(tutti_world *world, tt_dims shape, tt_dims stri
     tu_shape described;
     if (tu_self()->pending != TUTTI_OK || !tu_scope_check() ||
         tu_pending_take(tu_options_copy("tt_symm_options", options, &full, sizeof full)) != TUTTI_OK ||
-        tu_pending_take(tu_shape_from("symm_empty", shape, dtype, TUTTI_CPU, &described)) != TUTTI_OK)
+        tu_pending_take(tu_shape_from("symm_empty", shape, dtype, TUTTI_CPU, &described)) != TUTTI_OK ||
+        !find_device(full.device, &described.device))
         return NULL;
     if (world == NULL) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "symm_empty: world is NULL");

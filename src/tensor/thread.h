@@ -35,6 +35,7 @@ typedef struct tu_source {
     struct tu_storage *(*make)(struct tu_source *source, size_t bytes);
     void (*end)(struct tu_source *source); /* the thread ends without having ended it */
     struct tu_source *outer;
+    int device; /* whose storages it makes: TUTTI_CPU, TUTTI_CUDA_AT(i) */
 } tu_source;
 
 /* A part of the program that messages name: the path of a module. Counted, since what refers to it outlives the call.
@@ -91,6 +92,7 @@ typedef struct tu_thread {
     void *batch_flight;        /* what it writes and reads: see functional/registry.c */
     tu_kept *symmetric_tests;  /* test modes of symmetric memory, innermost: see functional/symmetric.c */
     void **streams;            /* current ones, by number of the device; NULL: the default ones */
+    int default_device;        /* where tensors are made that name none; 0: the CPU */
     void *engine;              /* of oneDNN: cheap to make, but not free */
 
     /* Written by this thread alone, read by tt_count from any: relaxed. A thread may release what another made, so one

@@ -99,13 +99,13 @@ static void cut(tu_gpu *gpu, tu_gpu_piece *piece, size_t bytes) {
 
 /* The smallest spare piece of the stream that is large enough, of the first lists that can have one. A small request
  * stays out of large segments, which it would break up. */
-static tu_gpu_piece *find_spare(tu_gpu *gpu, CUstream stream, size_t bytes) {
+static tu_gpu_piece *find_spare(tu_gpu *gpu, CUstream stream, const tu_gpu_graph *graph, size_t bytes) {
     bool small = bytes <= SMALL;
     for (int at = class_of(bytes); at < TU_SIZE_CLASSES; at++) {
         tu_gpu_piece *best = NULL;
         for (tu_gpu_piece *piece = gpu->spare[at]; piece != NULL; piece = piece->next)
-            if (piece->stream == stream && piece->bytes >= bytes && small == (piece->segment->bytes <= SMALL_SEGMENT) &&
-                (best == NULL || piece->bytes < best->bytes))
+            if (piece->stream == stream && piece->bytes >= bytes && piece->segment->graph == graph &&
+                small == (piece->segment->bytes <= SMALL_SEGMENT) && (best == NULL || piece->bytes < best->bytes))
                 best = piece;
         if (best != NULL)
             return best;
@@ -128,6 +128,11 @@ static void drop_uses(tu_gpus *gpus, tu_gpu_piece *piece) {
 /* Whether the streams that used it are past it; waits for them where `wait` says so. */
 static bool is_over(tu_gpus *gpus, const tu_gpu_piece *piece, bool wait) {
     for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next) {
+        if (use->event == NULL) { /* used by a graph while that was noted */
+            if (piece->segment->graph != NULL)
+                return false;
+            continue;
+        }
         CUresult result = wait ? gpus->driver.cuEventSynchronize(use->event) : gpus->driver.cuEventQuery(use->event);
         if (result == CUDA_ERROR_NOT_READY)
             return false;
@@ -155,7 +160,7 @@ static void give_back(tu_gpus *gpus, tu_gpu *gpu) {
     for (tu_gpu_segment *segment = gpu->segments; segment != NULL; segment = next) {
         next = segment->next;
         tu_gpu_piece *piece = segment->first;
-        if (!piece->spare || piece->after != NULL)
+        if (!piece->spare || piece->after != NULL || segment->graph != NULL)
             continue;
         pull(piece);
         *segment->link = segment->next;
@@ -176,7 +181,7 @@ static size_t segment_bytes(size_t bytes) {
     return (bytes + SMALL_SEGMENT - 1) / SMALL_SEGMENT * SMALL_SEGMENT;
 }
 
-static tu_gpu_piece *add_segment(tu_gpu *gpu, CUstream stream, CUdeviceptr address, size_t bytes) {
+static tu_gpu_piece *add_segment(tu_gpu *gpu, CUstream stream, tu_gpu_graph *graph, CUdeviceptr address, size_t bytes) {
     tu_gpu_segment *segment = calloc(1, sizeof *segment);
     tu_gpu_piece *piece = calloc(1, sizeof *piece);
     if (segment == NULL || piece == NULL) {
@@ -184,7 +189,7 @@ static tu_gpu_piece *add_segment(tu_gpu *gpu, CUstream stream, CUdeviceptr addre
         free(piece);
         return NULL;
     }
-    *segment = (tu_gpu_segment){ address, bytes, gpu->segments, &gpu->segments, piece };
+    *segment = (tu_gpu_segment){ address, bytes, gpu->segments, &gpu->segments, piece, graph };
     if (gpu->segments != NULL)
         gpu->segments->link = &segment->next;
     gpu->segments = segment;
@@ -222,8 +227,12 @@ static tutti_status reserve(tu_gpus *gpus, tu_gpu *gpu, int index, CUstream stre
                             tu_gpu_piece **piece) {
     size_t whole = segment_bytes(bytes);
     CUdeviceptr address = 0;
+    tu_gpu_graph *graph = tu_gpu_capture_of(gpu, stream);
+    int mode = graph != NULL ? tu_gpu_relax(gpus, TU_GPU_RELAXED) : 0;
     CUresult result = take(gpus, gpu, whole, &address);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+    if (graph != NULL)
+        tu_gpu_relax(gpus, mode);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && graph == NULL) {
         gpu->usage.retries++;
         collect_waiting(gpus, gpu, true);
         give_back(gpus, gpu);
@@ -233,7 +242,7 @@ static tutti_status reserve(tu_gpus *gpus, tu_gpu *gpu, int index, CUstream stre
         return no_memory(gpus, gpu, index, bytes);
     if (result != CUDA_SUCCESS)
         return tu_gpu_error(gpus, result, "cuMemAlloc");
-    *piece = add_segment(gpu, stream, address, whole);
+    *piece = add_segment(gpu, stream, graph, address, whole);
     if (*piece != NULL)
         return TUTTI_OK;
     gpus->driver.cuMemFree(address);
@@ -253,9 +262,10 @@ tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes,
     if (status != TUTTI_OK)
         return status;
     pthread_mutex_lock(&gpu->lock);
-    if (gpu->waiting != NULL)
+    const tu_gpu_graph *graph = tu_gpu_capture_of(gpu, stream);
+    if (gpu->waiting != NULL && graph == NULL) /* a thread that captures may not ask events */
         collect_waiting(gpus, gpu, false);
-    tu_gpu_piece *piece = find_spare(gpu, stream, rounded);
+    tu_gpu_piece *piece = find_spare(gpu, stream, graph, rounded);
     if (piece != NULL)
         pull(piece);
     else
@@ -274,9 +284,12 @@ tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes,
     return status;
 }
 
-/* Marks where the other streams are; false where there is nothing to wait for. */
-static bool mark_uses(tu_gpus *gpus, tu_gpu_piece *piece) {
+/* Marks where the other streams are; false where there is nothing to wait for. What a stream does that is captured runs
+ * with its graph: there is nothing to mark, and memory of the graph that others used too is not given out again. */
+static bool mark_uses(tu_gpus *gpus, const tu_gpu *gpu, tu_gpu_piece *piece) {
     for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next) {
+        if (tu_gpu_capture_of(gpu, use->stream) != NULL || tu_gpu_capture_of(gpu, piece->stream) != NULL)
+            continue;
         CUresult result = gpus->driver.cuEventCreate(&use->event, CU_EVENT_DISABLE_TIMING);
         if (result == CUDA_SUCCESS)
             result = gpus->driver.cuEventRecord(use->event, use->stream);
@@ -295,7 +308,7 @@ void tu_gpu_release(void *state, int index, tu_device_block *block) {
         return;
     pthread_mutex_lock(&gpu->lock);
     gpu->usage.allocated -= piece->bytes;
-    if (mark_uses(gpus, piece))
+    if (mark_uses(gpus, gpu, piece))
         push(&gpu->waiting, piece);
     else
         make_spare(gpu, piece);
@@ -381,6 +394,14 @@ void tu_gpu_stream_gone(tu_gpus *gpus, tu_gpu *gpu, CUstream stream) {
                     use->stream = NULL;
         }
     }
+    pthread_mutex_unlock(&gpu->lock);
+}
+
+void tu_gpu_memory_freed(tu_gpu *gpu, const tu_gpu_graph *graph) {
+    pthread_mutex_lock(&gpu->lock);
+    for (tu_gpu_segment *segment = gpu->segments; segment != NULL; segment = segment->next)
+        if (segment->graph == graph)
+            segment->graph = NULL;
     pthread_mutex_unlock(&gpu->lock);
 }
 

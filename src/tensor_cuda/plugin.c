@@ -173,6 +173,11 @@ static void stream_end(void *state, int index, void *stream) {
 }
 
 static tutti_status synchronize(void *state, int index, void *stream) {
+    tu_gpus *const all = state;
+    if (index >= 0 && index < all->count && tu_gpu_capture_of(&all->gpus[index], stream) != NULL)
+        return all->host->error(TUTTI_ERROR_STATE,
+                                "the host cannot wait for a stream that is captured: what reads a tensor on the host "
+                                "belongs before the capture, or behind a run");
     ON_GPU(state, index, gpus->driver.cuStreamSynchronize(stream), "waiting for a stream");
 }
 
@@ -224,6 +229,10 @@ static void unmark(void *state, int index, void *event) {
 /* ---- copies and kernels ---- */
 
 static tutti_status copy(void *state, int index, void *stream, void *to, const void *from, size_t bytes) {
+    tu_gpus *const all = state;
+    tu_gpu_graph *graph = tu_gpu_capture_of(&all->gpus[index], stream);
+    if (graph != NULL && (from = tu_gpu_keep_bytes(all, graph, from, bytes)) == NULL)
+        return all->host->error(TUTTI_ERROR_MEMORY, "out of pinned memory for %zu bytes of a graph", bytes);
     ON_GPU(state, index,
            gpus->driver.cuMemcpyAsync((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)from, bytes, stream),
            "a copy");
@@ -301,6 +310,11 @@ static const tu_device_tensors tensors = {
     .fault = fault,
     .fault_place = fault_place,
     .product = tu_gpu_product,
+    .capturing = tu_gpu_capturing,
+    .capture_begin = tu_gpu_capture_begin,
+    .capture_end = tu_gpu_capture_end,
+    .graph_run = tu_gpu_graph_run,
+    .graph_end = tu_gpu_graph_end,
 };
 
 static tutti_status count_gpus(const tu_backend_host *host, const tu_cuda_driver *driver, int *found) {

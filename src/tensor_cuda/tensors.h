@@ -17,6 +17,7 @@
 
 typedef struct tu_gpu_segment tu_gpu_segment;
 typedef struct tu_gpu_piece tu_gpu_piece;
+typedef struct tu_gpu_graph tu_gpu_graph;
 
 /* A stream on which a piece was used besides its own. */
 typedef struct tu_gpu_use {
@@ -43,7 +44,20 @@ struct tu_gpu_segment {
     size_t bytes;
     tu_gpu_segment *next, **link;
     tu_gpu_piece *first;
+    tu_gpu_graph *graph; /* whose memory it is; NULL: everybody's */
 };
+
+/* Bytes of the host that a graph copies, in pinned memory behind this head. */
+typedef struct tu_gpu_kept {
+    _Alignas(16) struct tu_gpu_kept *next;
+} tu_gpu_kept;
+
+struct tu_gpu_graph {
+    CUgraphExec runnable;
+    CUevent ran; /* behind its last run */
+    tu_gpu_kept *kept;
+};
+#define TU_GPU_CAPTURES 16 /* at one time */
 
 typedef struct tu_gpu {
     bool open; /* what follows is there; under the lock of tu_gpus */
@@ -59,6 +73,12 @@ typedef struct tu_gpu {
     tu_gpu_piece *waiting;
     tu_gpu_segment *segments;
     tu_device_usage usage;
+    /* Captures that are under way. Written under the lock, the stream last; a thread looks for its own without it. */
+    int capture_count;
+    struct {
+        CUstream stream; /* NULL: free */
+        tu_gpu_graph *graph;
+    } captures[TU_GPU_CAPTURES];
     void *products; /* the matrix library's handle: product.c */
 } tu_gpu;
 
@@ -90,6 +110,21 @@ tutti_status tu_gpu_usage(void *state, int index, tu_device_usage *usage);
 tutti_status tu_gpu_set_limit(void *state, int index, size_t bytes);
 void tu_gpu_stream_gone(tu_gpus *gpus, tu_gpu *gpu, CUstream stream); /* its work is over */
 void tu_gpu_memory_end(tu_gpus *gpus, tu_gpu *gpu);                   /* with the context entered */
+void tu_gpu_memory_freed(tu_gpu *gpu, const tu_gpu_graph *graph);     /* its segments are everybody's now */
+
+/* ---- graph.c ---- */
+bool tu_gpu_capturing(void *state, int index, void *stream);
+tutti_status tu_gpu_capture_begin(void *state, int index, void *stream);
+tutti_status tu_gpu_capture_end(void *state, int index, void *stream, void **graph);
+tutti_status tu_gpu_graph_run(void *state, int index, void *stream, void *graph);
+void tu_gpu_graph_end(void *state, int index, void *graph);
+/* The graph that notes what comes to the stream; NULL: there is none. */
+tu_gpu_graph *tu_gpu_capture_of(const tu_gpu *gpu, CUstream stream);
+/* What may be copied when the graph runs: `from` itself, or of the host's memory a copy; NULL: there is no memory. */
+const void *tu_gpu_keep_bytes(tu_gpus *gpus, tu_gpu_graph *graph, const void *from, size_t bytes);
+/* Sets what this thread may do while a stream is captured, and returns what was set before. */
+int tu_gpu_relax(const tu_gpus *gpus, int mode);
+#define TU_GPU_RELAXED 2 /* memory may be allocated */
 
 /* ---- product.c ---- */
 tutti_status tu_gpu_product(void *state, int index, void *stream, const tu_device_product *product);

@@ -30,6 +30,14 @@ bool tu_attachments_unfinished(tu_attachments *attachments, char *text, size_t s
     return one != NULL;
 }
 
+void tu_attachments_let_go(tu_attachments *attachments) {
+    /* Acquire pairs with the release in tu_attachment_get. */
+    for (const tu_attached *one = atomic_load_explicit(&attachments->newest, memory_order_acquire); one != NULL;
+         one = one->next)
+        if (one->attachment->let_go != NULL)
+            one->attachment->let_go(one->state);
+}
+
 static tutti_status attach(tu_attachments *attachments, const tu_attachment *attachment, void **state) {
     tu_attached *made = malloc(sizeof *made);
     if (made == NULL)

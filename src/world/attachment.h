@@ -28,6 +28,8 @@ typedef struct tu_attachment {
     /* The world closes: writes what is still unfinished, in words, and returns whether there is something. NULL: there
      * never is. */
     bool (*unfinished)(void *state, char *text, size_t size);
+    /* The world begins to close: lets go of handles of the world that it holds for nobody. NULL: it holds none. */
+    void (*let_go)(void *state);
 } tu_attachment;
 
 typedef struct tu_attached {
@@ -45,6 +47,7 @@ typedef struct tu_attachments {
 void tu_attachments_init(tu_attachments *attachments, void *owner);
 void tu_attachments_end(tu_attachments *attachments);
 bool tu_attachments_unfinished(tu_attachments *attachments, char *text, size_t size);
+void tu_attachments_let_go(tu_attachments *attachments);
 
 /* What is attached already, or NULL: a load and a comparison or two, for hot paths. */
 static inline void *tu_attachment_find(const tu_attachments *attachments, const tu_attachment *attachment) {

@@ -539,6 +539,7 @@ tutti_status tutti_world_close(tutti_world *world) {
     TU_LOG(TUTTI_LOG_INFO, world->log, "world", "world \"%s\" closes", world->name);
     tutti_error_copy earlier;
     recall_failure(world, &earlier);
+    tu_attachments_let_go(&world->attachments);
     atomic_store_explicit(&world->closed, 1, memory_order_seq_cst); /* pairs with the load in tu_world_check */
     bool empty = tu_world_empty(world);
     if (!empty) { /* what it uses stays */

@@ -7,9 +7,6 @@
 
 #include "gpu.h"
 
-typedef struct CUgraph_st *CUgraph;
-typedef struct CUgraphExec_st *CUgraphExec;
-
 static inline void *driver_symbol(const char *name) {
     void *symbol = dlsym(gpu.library, name);
     if (symbol == NULL)

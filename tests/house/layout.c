@@ -76,6 +76,7 @@ TEST(structs_of_functional_h_stay_as_they_are) {
     AT(tt_symm_options, persistent, 16);
     AT(tt_symm_options, persistent_id, 24);
     AT(tt_symm_options, requires_grad, 32);
+    AT(tt_symm_options, device, 36);
 }
 
 TEST(structs_of_fused_h_stay_as_they_are) {

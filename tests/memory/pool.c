@@ -75,6 +75,7 @@ TEST_WORLD(a_pool_ends_with_its_last_reference, 1) {
     tutti_memory *memory;
     CHECK_OK(tutti_pool_new(world, NULL, &pool));
     CHECK(tutti_pool_keep(pool) == pool && tutti_pool_keep(NULL) == NULL);
+    CHECK(tutti_pool_device(pool) == TUTTI_CPU && tutti_pool_device(NULL) == 0);
     tutti_pool_release(pool);
     CHECK_OK(tutti_pool_alloc(pool, 100, &memory)); /* it lives */
     tutti_memory_release(memory);

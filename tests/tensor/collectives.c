@@ -10,7 +10,8 @@
 #include <tutti/ops.h>
 #include <tutti/symmetric.h>
 
-#include "../harness.h"
+#define TEST_ON_DEVICE
+#include "device.h"
 
 #define FORM              \
     &(tutti_group_form) { \
@@ -302,8 +303,15 @@ TEST_WORLD_THREADS(storage_of_a_result_that_nobody_wants_lives_until_the_work_is
     CHECK_OK(tutti_barrier(group, NULL));
 }
 
+/* On a device all ranks of a group meet before two of them exchange messages. */
+static void meet_on_device(tutti_group *group) {
+    if (test_device() != TUTTI_CPU)
+        CHECK(tt_wait(tt_all_reduce(full(tt_shape(1), 1), TUTTI_SUM, group)) != NULL);
+}
+
 TEST_WORLD(sends_and_receives_return_placeholders_and_tensors, 2) {
     BEGIN;
+    meet_on_device(group);
     tt_tensor *x = full(tt_shape(3), rank + 1), *y = tt_zeros(tt_shape(3), TUTTI_F32, NULL);
     tt_tensor *sent = tt_isend(x, 1 - rank, 5, group), *received = tt_irecv(y, 1 - rank, 5, group);
     CHECK(tt_numel(sent) == 0 && received == y && tt_version(y) == 1);

@@ -8,6 +8,7 @@
 
 #include <unistd.h>
 
+#include <tutti/functional.h>
 #include <tutti/streams.h>
 
 #include "../harness.h"
@@ -22,6 +23,26 @@ static inline tutti_device test_device(void) {
     if (!tt_device_available(device))
         SKIP("there are no tensors on %s here", name);
     return device == TUTTI_CUDA ? TUTTI_CUDA_AT(0) : device;
+}
+
+/* A scope in which tensors are made on that device. */
+static inline tt_scope test_scope_open(void) {
+    CHECK(tt_default_device_set(test_device()));
+    return tt_scope_open();
+}
+#ifdef TEST_ON_DEVICE /* the whole program is about it: defined before this is included */
+#define tt_scope_open() test_scope_open()
+#endif
+
+/* Options of symmetric memory there. */
+#define TEST_OF_DEVICE TUTTI_OPTIONS(tutti_memory_options, .device = test_device())
+
+/* Waits for x; on a GPU for its stream, since that is when the host learns what went wrong. NULL with the error
+ * pending.
+ */
+static inline tt_tensor *test_settle(tt_tensor *x) {
+    tt_tensor *waited = tt_wait(x);
+    return test_device() == TUTTI_CPU || waited == NULL || tt_synchronize(test_device()) ? waited : NULL;
 }
 
 /* At the end of a test: the driver keeps descriptors and threads of its own, which the harness must not count. */

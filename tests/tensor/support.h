@@ -9,7 +9,8 @@
 #include <tutti/functional.h>
 #include <tutti/ops.h>
 
-#include "../harness.h"
+#define TEST_ON_DEVICE
+#include "device.h"
 
 #define BEGIN                                                            \
     tutti_group *group = tutti_world_group(world);                       \

@@ -587,7 +587,7 @@ static tutti_status run_vdev(tu_cuda_collective *collective, const tu_device_tas
     tutti_status status = code_of(collective, &task->in_place, &args.source);
     if (status != TUTTI_OK)
         return status;
-    if (args.source == 0)
+    if (args.source == 0 && task->in_rows > 0 && task->row_bytes > 0)
         return host->error(TUTTI_ERROR_ARGUMENT, "%s: the input must be symmetric memory", task->name);
     launch plan = { .kernel = TU_CUDA_VDEV_PLAN, .blocks = 1, .threads = TU_CUDA_THREADS, .args = &args };
     launch pull = { .kernel = TU_CUDA_VDEV_PULL,

@@ -18,6 +18,8 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
+typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphExec_st *CUgraphExec;
 typedef unsigned long long CUmemGenericAllocationHandle;
 
 enum {
@@ -149,6 +151,13 @@ typedef struct CUuuid {
     X(1, cuStreamGetCaptureInfo, 11030,                                                                             \
       (CUstream stream, int *status, unsigned long long *id, void **graph, const void **dependencies,               \
        size_t *dependency_count))                                                                                   \
+    X(0, cuStreamBeginCapture, 10010, (CUstream stream, int mode))                                                  \
+    X(0, cuStreamEndCapture, 10000, (CUstream stream, CUgraph * graph))                                             \
+    X(0, cuThreadExchangeStreamCaptureMode, 10010, (int *mode))                                                     \
+    X(0, cuGraphInstantiateWithFlags, 11040, (CUgraphExec * runnable, CUgraph graph, unsigned long long flags))     \
+    X(0, cuGraphLaunch, 10000, (CUgraphExec runnable, CUstream stream))                                             \
+    X(0, cuGraphExecDestroy, 10000, (CUgraphExec runnable))                                                         \
+    X(0, cuGraphDestroy, 10000, (CUgraph graph))                                                                    \
     X(1, cuStreamDestroy, 4000, (CUstream stream))                                                                  \
     X(1, cuStreamSynchronize, 2000, (CUstream stream))                                                              \
     X(1, cuStreamQuery, 2000, (CUstream stream))                                                                    \

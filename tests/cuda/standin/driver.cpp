@@ -1,14 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A stand-in for the CUDA driver, as a library libcuda.so.1: one GPU whose memory is the host's and whose kernels are
- * those of tensors, compiled for the CPU. Everything is over when a call returns, but an event may be told not to be:
- * standin_events_are_ready(0). With it tests of tensors on cuda run where there is no GPU; what it does not know fails.
+ * those of tensors and of the backend, compiled for the CPU. Everything is over when a call returns, but an event may
+ * be told not to be: standin_events_are_ready(0). Memory that ranks share is a file in memory, so that ranks may be
+ * processes too; a capture keeps what it was given and runs it when its graph is launched. With it tests of tensors on
+ * cuda run where there is no GPU; what it does not know fails.
  */
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "driver.h"
 #include "emulate.hpp"
@@ -18,16 +28,16 @@
 namespace emulated {
 thread_local place here;
 
-static std::map<std::string, body *> &table() {
-    static std::map<std::string, body *> known;
+static std::map<std::string, kernel> &table() {
+    static std::map<std::string, kernel> known;
     return known;
 }
-entry::entry(const char *name, body *run) {
-    table()[name] = run;
+entry::entry(const char *name, body *run, size_t bytes, bool fibers) {
+    table()[name] = { run, bytes, fibers };
 }
-body *find(const char *name) {
+kernel *find(const char *name) {
     auto found = table().find(name);
-    return found == table().end() ? nullptr : found->second;
+    return found == table().end() ? nullptr : &found->second;
 }
 } // namespace emulated
 
@@ -70,7 +80,25 @@ static CUresult count(int *devices) {
     return CUDA_SUCCESS;
 }
 static CUresult attribute(int *value, int which, CUdevice) {
-    *value = which == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR ? 9 : 4;
+    switch (which) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+        *value = 9;
+        break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+        *value = 4; /* as many ranks can share it */
+        break;
+    default: /* memory by handles, as descriptors; no multicast, no fabric */
+        *value = which == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
+                 which == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED;
+    }
+    return CUDA_SUCCESS;
+}
+static CUresult uuid(CUuuid *found, CUdevice) {
+    memset(found, 7, sizeof *found);
+    return CUDA_SUCCESS;
+}
+static CUresult bus(char *id, int bytes, CUdevice) {
+    snprintf(id, (size_t)bytes, "0000:00:00.0");
     return CUDA_SUCCESS;
 }
 static CUresult retain(CUcontext *context, CUdevice) {
@@ -98,6 +126,11 @@ static CUresult pop(CUcontext *context) {
     if (depth == 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     *context = contexts[--depth];
+    return CUDA_SUCCESS;
+}
+static CUresult set_context(CUcontext context) {
+    depth = depth > 0 ? depth : 1;
+    contexts[depth - 1] = context;
     return CUDA_SUCCESS;
 }
 static CUresult error_name(CUresult, const char **text) {
@@ -142,46 +175,254 @@ static CUresult device_pointer(CUdeviceptr *here, void *data, unsigned) {
     *here = (CUdeviceptr)(uintptr_t)data;
     return CUDA_SUCCESS;
 }
-static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream) {
-    if (depth == 0)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+/* ---- memory that ranks share ---- */
+
+static const size_t granule = (size_t)2 << 20;
+static std::map<CUdeviceptr, std::pair<size_t, int>> mapped; /* bytes and descriptor, by address */
+
+static CUresult granularity(size_t *bytes, const CUmemAllocationProp *, int) {
+    *bytes = granule;
     return CUDA_SUCCESS;
 }
-static CUresult clear(CUdeviceptr to, unsigned char value, size_t bytes, CUstream) {
-    memset((void *)(uintptr_t)to, value, bytes);
+static CUresult create_memory(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *prop,
+                              unsigned long long) {
+    if (prop->requestedHandleTypes & CU_MEM_HANDLE_TYPE_FABRIC)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    int file = memfd_create("standin", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, (off_t)bytes) != 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *handle = (CUmemGenericAllocationHandle)file + 1;
+    return CUDA_SUCCESS;
+}
+static CUresult release_memory(CUmemGenericAllocationHandle handle) {
+    return close((int)handle - 1) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+static CUresult reserve(CUdeviceptr *address, size_t bytes, size_t alignment, CUdeviceptr, unsigned long long) {
+    size_t aligned = alignment > granule ? alignment : granule;
+    char *all = (char *)mmap(nullptr, bytes + aligned, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (all == MAP_FAILED)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    char *begin = (char *)(((uintptr_t)all + aligned - 1) / aligned * aligned);
+    if (begin > all)
+        munmap(all, (size_t)(begin - all));
+    munmap(begin + bytes, (size_t)(all + aligned - begin));
+    *address = (CUdeviceptr)(uintptr_t)begin;
+    return CUDA_SUCCESS;
+}
+static CUresult unreserve(CUdeviceptr address, size_t bytes) {
+    return munmap((void *)(uintptr_t)address, bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+static CUresult map_memory(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                           unsigned long long) {
+    std::lock_guard<std::mutex> held(lock);
+    int file = (int)handle - 1;
+    if (mmap((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, (off_t)offset) ==
+        MAP_FAILED)
+        return CUDA_ERROR_INVALID_HANDLE;
+    mapped[address] = { bytes, fcntl(file, F_DUPFD_CLOEXEC, 0) };
+    return CUDA_SUCCESS;
+}
+static CUresult unmap_memory(CUdeviceptr address, size_t bytes) {
+    std::lock_guard<std::mutex> held(lock);
+    for (auto found = mapped.lower_bound(address); found != mapped.end() && found->first < address + bytes;) {
+        close(found->second.second);
+        found = mapped.erase(found);
+    }
+    mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    return CUDA_SUCCESS;
+}
+static CUresult set_access(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t) {
+    return CUDA_SUCCESS;
+}
+static CUresult export_memory(void *shareable, CUmemGenericAllocationHandle handle, int type, unsigned long long) {
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    *(int *)shareable = fcntl((int)handle - 1, F_DUPFD_CLOEXEC, 0);
+    return CUDA_SUCCESS;
+}
+static CUresult import_memory(CUmemGenericAllocationHandle *handle, void *shareable, int type) {
+    if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    *handle = (CUmemGenericAllocationHandle)fcntl((int)(intptr_t)shareable, F_DUPFD_CLOEXEC, 0) + 1;
+    return CUDA_SUCCESS;
+}
+static CUresult retain_memory(CUmemGenericAllocationHandle *handle, void *address) {
+    std::lock_guard<std::mutex> held(lock);
+    auto found = mapped.upper_bound((CUdeviceptr)(uintptr_t)address);
+    if (found == mapped.begin())
+        return CUDA_ERROR_INVALID_HANDLE;
+    --found;
+    *handle = (CUmemGenericAllocationHandle)fcntl(found->second.second, F_DUPFD_CLOEXEC, 0) + 1;
     return CUDA_SUCCESS;
 }
 
-static CUresult make_stream(CUstream *stream, unsigned) {
-    *stream = (CUstream)malloc(1);
+template <class Value>
+static bool lies_in(const std::map<CUdeviceptr, Value> &places, CUdeviceptr address,
+                    size_t (*bytes_of)(const Value &)) {
+    auto found = places.upper_bound(address);
+    if (found == places.begin())
+        return false;
+    --found;
+    return address < found->first + bytes_of(found->second);
+}
+static CUresult pointer_attributes(unsigned count, int *attributes, void **values, CUdeviceptr address) {
+    std::lock_guard<std::mutex> held(lock);
+    bool known = lies_in<size_t>(allocated, address, [](const size_t &bytes) { return bytes; }) ||
+                 lies_in<std::pair<size_t, int>>(mapped, address,
+                                                 [](const std::pair<size_t, int> &place) { return place.first; });
+    for (unsigned i = 0; i < count; i++)
+        *(int *)values[i] = attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? (known ? CU_MEMORYTYPE_DEVICE : 0) : 0;
     return CUDA_SUCCESS;
+}
+
+/* ---- streams, and what is captured of them ---- */
+
+typedef std::vector<std::function<void()>> notes;
+struct capture {
+    notes given;
+    bool ended;
+};
+struct stream_state {
+    std::shared_ptr<capture> into; /* null: it runs what it is given */
+};
+struct event_state {
+    std::shared_ptr<capture> into;
+};
+
+static std::shared_ptr<capture> capture_of(CUstream stream) {
+    std::lock_guard<std::mutex> held(lock);
+    auto into = (uintptr_t)stream <= 2 ? nullptr : ((stream_state *)stream)->into;
+    return into != nullptr && into->ended ? nullptr : into;
+}
+/* Runs it, or notes it where the stream is captured. */
+static CUresult give(CUstream stream, std::function<void()> what) {
+    if (depth == 0)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    auto into = capture_of(stream);
+    if (into == nullptr)
+        what();
+    else
+        into->given.push_back(what);
+    return CUDA_SUCCESS;
+}
+
+static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    return give(stream, [=] { memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes); });
+}
+static CUresult copy_in(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
+    return copy(to, (CUdeviceptr)(uintptr_t)from, bytes, stream);
+}
+static CUresult copy_out(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    return copy((CUdeviceptr)(uintptr_t)to, from, bytes, stream);
+}
+static CUresult clear(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream) {
+    return give(stream, [=] { memset((void *)(uintptr_t)to, value, bytes); });
+}
+static CUresult clear_words(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
+    return give(stream, [=] {
+        for (size_t i = 0; i < count; i++)
+            ((unsigned *)(uintptr_t)to)[i] = value;
+    });
+}
+static CUresult write_word(CUstream stream, CUdeviceptr to, uint32_t value, unsigned) {
+    return give(stream, [=] { __atomic_store_n((uint32_t *)(uintptr_t)to, value, __ATOMIC_RELEASE); });
+}
+
+static CUresult make_stream(CUstream *stream, unsigned) {
+    *stream = (CUstream) new stream_state;
+    return CUDA_SUCCESS;
+}
+static CUresult make_stream_of(CUstream *stream, unsigned flags, int) {
+    return make_stream(stream, flags);
 }
 static CUresult end_stream(CUstream stream) {
-    free(stream);
+    delete (stream_state *)stream;
     return CUDA_SUCCESS;
 }
-static CUresult of_stream(CUstream) {
+static CUresult stream_id(CUstream stream, unsigned long long *id) {
+    *id = (unsigned long long)(uintptr_t)stream;
     return CUDA_SUCCESS;
 }
-static CUresult wait_event(CUstream, CUevent, unsigned) {
+static CUresult of_stream(CUstream stream) {
+    return capture_of(stream) != nullptr ? 900 : CUDA_SUCCESS;
+}
+static CUresult capture_info(CUstream stream, int *status, unsigned long long *id, void **, const void **, size_t *) {
+    auto into = capture_of(stream);
+    *status = into != nullptr;
+    *id = (unsigned long long)(uintptr_t)into.get();
+    return CUDA_SUCCESS;
+}
+static CUresult begin_capture(CUstream stream, int) {
+    std::lock_guard<std::mutex> held(lock);
+    if ((uintptr_t)stream <= 2)
+        return 900;
+    ((stream_state *)stream)->into = std::make_shared<capture>();
+    ((stream_state *)stream)->into->ended = false;
+    return CUDA_SUCCESS;
+}
+static CUresult end_capture(CUstream stream, CUgraph *graph) {
+    std::lock_guard<std::mutex> held(lock);
+    auto into = ((stream_state *)stream)->into;
+    if (into == nullptr)
+        return 901;
+    ((stream_state *)stream)->into = nullptr;
+    *graph = (CUgraph) new notes(into->given);
+    into->given.clear();
+    into->ended = true; /* for the streams that came to it too */
+    return CUDA_SUCCESS;
+}
+static CUresult exchange_mode(int *mode) {
+    static thread_local int now;
+    int before = now;
+    now = *mode;
+    *mode = before;
+    return CUDA_SUCCESS;
+}
+static CUresult instantiate(CUgraphExec *runnable, CUgraph graph, unsigned long long) {
+    *runnable = (CUgraphExec) new notes(*(notes *)graph);
+    return CUDA_SUCCESS;
+}
+static CUresult launch_graph(CUgraphExec runnable, CUstream) {
+    for (auto &each : *(notes *)runnable)
+        each();
+    return CUDA_SUCCESS;
+}
+static CUresult end_runnable(CUgraphExec runnable) {
+    delete (notes *)runnable;
+    return CUDA_SUCCESS;
+}
+static CUresult end_graph(CUgraph graph) {
+    delete (notes *)graph;
+    return CUDA_SUCCESS;
+}
+
+/* A stream that waits for an event of a capture is captured with it, until that ends. */
+static CUresult wait_event(CUstream stream, CUevent event, unsigned) {
+    std::lock_guard<std::mutex> held(lock);
+    auto into = ((event_state *)event)->into;
+    if (into != nullptr && (uintptr_t)stream > 2)
+        ((stream_state *)stream)->into = into;
     return CUDA_SUCCESS;
 }
 static CUresult make_event(CUevent *event, unsigned) {
-    *event = (CUevent)malloc(1);
+    *event = (CUevent) new event_state;
     return CUDA_SUCCESS;
 }
-static CUresult record(CUevent, CUstream) {
+static CUresult record(CUevent event, CUstream stream) {
+    auto into = capture_of(stream);
+    std::lock_guard<std::mutex> held(lock);
+    ((event_state *)event)->into = into;
     return CUDA_SUCCESS;
 }
-static CUresult query(CUevent) {
-    return ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+static CUresult query(CUevent event) {
+    std::lock_guard<std::mutex> held(lock);
+    return ((event_state *)event)->into != nullptr ? 907 : ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 static CUresult of_event(CUevent) {
     return CUDA_SUCCESS;
 }
 static CUresult end_event(CUevent event) {
-    free(event);
+    delete (event_state *)event;
     return CUDA_SUCCESS;
 }
 static CUresult synchronize(void) {
@@ -199,16 +440,34 @@ static CUresult find(CUfunction *function, CUmodule, const char *name) {
     *function = (CUfunction)(void *)emulated::find(name);
     return *function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
+static CUresult load_function(CUfunction) {
+    return CUDA_SUCCESS;
+}
+static CUresult occupancy(int *blocks, CUfunction, int, size_t) {
+    *blocks = 1;
+    return CUDA_SUCCESS;
+}
+static void run_kernel(const emulated::kernel *kernel, unsigned blocks, unsigned threads, const void *args) {
+    if (kernel->fibers)
+        return emulated::run_fibers(kernel->run, blocks, threads, args);
+    for (unsigned block = 0; block < blocks; block++) {
+        emulated::here = { (int64_t)block, (int64_t)blocks, (int)threads };
+        kernel->run(args);
+    }
+}
 static CUresult launch(CUfunction function, unsigned grid_x, unsigned, unsigned, unsigned block_x, unsigned, unsigned,
-                       unsigned, CUstream, void **parameters, void **) {
+                       unsigned, CUstream stream, void **parameters, void **) {
+    const auto *kernel = (const emulated::kernel *)(void *)function;
     if (depth == 0 || contexts[depth - 1] != primary)
         return CUDA_ERROR_INVALID_CONTEXT;
-    launches++;
-    for (unsigned block = 0; block < grid_x; block++) {
-        emulated::here = { (int64_t)block, (int64_t)grid_x, (int)block_x };
-        ((emulated::body *)(void *)function)(parameters[0]);
+    __atomic_fetch_add(&launches, 1, __ATOMIC_RELAXED);
+    if (capture_of(stream) == nullptr) {
+        run_kernel(kernel, grid_x, block_x, parameters[0]);
+        return CUDA_SUCCESS;
     }
-    return CUDA_SUCCESS;
+    auto args = std::shared_ptr<void>(aligned_alloc(64, (kernel->bytes + 63) / 64 * 64), free);
+    memcpy(args.get(), parameters[0], kernel->bytes);
+    return give(stream, [=] { run_kernel(kernel, grid_x, block_x, args.get()); });
 }
 
 /* ---- by name ---- */
@@ -252,6 +511,37 @@ static const struct {
     { "cuModuleUnload", (void *)unload },
     { "cuModuleGetFunction", (void *)find },
     { "cuLaunchKernel", (void *)launch },
+    { "cuDeviceGetUuid", (void *)uuid },
+    { "cuDeviceGetPCIBusId", (void *)bus },
+    { "cuCtxSetCurrent", (void *)set_context },
+    { "cuMemGetAllocationGranularity", (void *)granularity },
+    { "cuMemCreate", (void *)create_memory },
+    { "cuMemRelease", (void *)release_memory },
+    { "cuMemAddressReserve", (void *)reserve },
+    { "cuMemAddressFree", (void *)unreserve },
+    { "cuMemMap", (void *)map_memory },
+    { "cuMemUnmap", (void *)unmap_memory },
+    { "cuMemSetAccess", (void *)set_access },
+    { "cuMemExportToShareableHandle", (void *)export_memory },
+    { "cuMemImportFromShareableHandle", (void *)import_memory },
+    { "cuMemRetainAllocationHandle", (void *)retain_memory },
+    { "cuMemcpyHtoDAsync", (void *)copy_in },
+    { "cuMemcpyDtoHAsync", (void *)copy_out },
+    { "cuMemsetD32Async", (void *)clear_words },
+    { "cuPointerGetAttributes", (void *)pointer_attributes },
+    { "cuStreamCreateWithPriority", (void *)make_stream_of },
+    { "cuStreamGetId", (void *)stream_id },
+    { "cuStreamGetCaptureInfo", (void *)capture_info },
+    { "cuStreamBeginCapture", (void *)begin_capture },
+    { "cuStreamEndCapture", (void *)end_capture },
+    { "cuThreadExchangeStreamCaptureMode", (void *)exchange_mode },
+    { "cuGraphInstantiateWithFlags", (void *)instantiate },
+    { "cuGraphLaunch", (void *)launch_graph },
+    { "cuGraphExecDestroy", (void *)end_runnable },
+    { "cuGraphDestroy", (void *)end_graph },
+    { "cuStreamWriteValue32", (void *)write_word },
+    { "cuFuncLoad", (void *)load_function },
+    { "cuOccupancyMaxActiveBlocksPerMultiprocessor", (void *)occupancy },
 };
 
 /* Everything that is not among them. */

@@ -6,6 +6,7 @@
 #ifndef TUTTI_TESTS_CUDA_EMULATE_HPP
 #define TUTTI_TESTS_CUDA_EMULATE_HPP
 
+#include <cstddef>
 #include <cstdint>
 
 namespace emulated {
@@ -15,22 +16,31 @@ struct place {
     int threads;
 };
 extern thread_local place here;
-/* Makes a kernel known by its name. */
-struct entry {
-    entry(const char *name, body *run);
+/* A kernel: the bytes of its argument, and whether its threads meet while they run. */
+struct kernel {
+    body *run;
+    size_t bytes;
+    bool fibers;
 };
-/* The kernel of that name, or nullptr. */
-body *find(const char *name);
+/* Makes one known by its name. */
+struct entry {
+    entry(const char *name, body *run, size_t bytes, bool fibers);
+};
+/* The one of that name, or nullptr. */
+kernel *find(const char *name);
+/* Runs one whose threads meet. */
+void run_fibers(body *run, unsigned blocks, unsigned threads, const void *args);
 } // namespace emulated
 
 #define HERE static inline
 #define MEMBER static inline
 #define APART static __attribute__((noinline))
 #define SHARED static thread_local
-#define KERNEL(name, arguments)                                                                           \
-    static void kernel_##name(const arguments &args);                                                     \
-    static const emulated::entry name##_entry(                                                            \
-        "kernel_" #name, [](const void *args) { kernel_##name(*static_cast<const arguments *>(args)); }); \
+#define KERNEL(name, arguments)                                                                          \
+    static void kernel_##name(const arguments &args);                                                    \
+    static const emulated::entry name##_entry(                                                           \
+        "kernel_" #name, [](const void *args) { kernel_##name(*static_cast<const arguments *>(args)); }, \
+        sizeof(arguments), false);                                                                       \
     static void kernel_##name(const arguments &args)
 #define BLOCK (emulated::here.block)
 #define BLOCKS (emulated::here.blocks)

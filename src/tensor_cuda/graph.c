@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Graphs: what a stream was given, noted once and run again. Memory that is allocated for the stream meanwhile comes
+ * from segments of the graph's own, so that a later run finds it as it was left; what it copies from the host is kept
+ * with the graph, in pinned memory, since the copy runs with the graph.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tensors.h"
+
+#define THREAD_ALONE 1 /* mode of a capture: calls of other threads are nobody's business */
+
+tu_gpu_graph *tu_gpu_capture_of(const tu_gpu *gpu, CUstream stream) {
+    if (__atomic_load_n(&gpu->capture_count, __ATOMIC_RELAXED) == 0 || stream == NULL)
+        return NULL;
+    for (int i = 0; i < TU_GPU_CAPTURES; i++)
+        if (__atomic_load_n(&gpu->captures[i].stream, __ATOMIC_ACQUIRE) == stream) /* pairs with note_capture */
+            return gpu->captures[i].graph;
+    return NULL;
+}
+
+static bool note_capture(tu_gpu *gpu, CUstream stream, tu_gpu_graph *graph) {
+    int at = 0;
+    pthread_mutex_lock(&gpu->lock);
+    while (at < TU_GPU_CAPTURES && gpu->captures[at].stream != NULL)
+        at++;
+    if (at < TU_GPU_CAPTURES) {
+        gpu->captures[at].graph = graph;
+        __atomic_store_n(&gpu->captures[at].stream, stream, __ATOMIC_RELEASE); /* pairs with tu_gpu_capture_of */
+        __atomic_fetch_add(&gpu->capture_count, 1, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    return at < TU_GPU_CAPTURES;
+}
+
+static tu_gpu_graph *take_capture(tu_gpu *gpu, CUstream stream) {
+    tu_gpu_graph *graph = NULL;
+    pthread_mutex_lock(&gpu->lock);
+    for (int i = 0; i < TU_GPU_CAPTURES && stream != NULL && graph == NULL; i++) {
+        if (gpu->captures[i].stream != stream)
+            continue;
+        graph = gpu->captures[i].graph;
+        __atomic_store_n(&gpu->captures[i].stream, NULL, __ATOMIC_RELEASE);
+        __atomic_fetch_sub(&gpu->capture_count, 1, __ATOMIC_RELAXED);
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    return graph;
+}
+
+int tu_gpu_relax(const tu_gpus *gpus, int mode) {
+    int before = mode;
+    return gpus->driver.cuThreadExchangeStreamCaptureMode(&before) == CUDA_SUCCESS ? before : mode;
+}
+
+static bool asks(const tu_gpus *gpus, CUstream stream) {
+    int status = CU_STREAM_CAPTURE_STATUS_NONE;
+    unsigned long long id = 0;
+    return gpus->driver.cuStreamGetCaptureInfo(stream, &status, &id, NULL, NULL, NULL) == CUDA_SUCCESS &&
+           status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+bool tu_gpu_capturing(void *state, int index, void *stream) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    if (stream == NULL || tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
+        return false; /* the default stream cannot capture, and asking it would break another's capture */
+    bool yes = tu_gpu_capture_of(gpu, stream) != NULL || asks(gpus, stream);
+    tu_gpu_leave(gpus, pushed);
+    return yes;
+}
+
+tutti_status tu_gpu_capture_begin(void *state, int index, void *stream) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    if (gpus->driver.cuStreamBeginCapture == NULL || gpus->driver.cuGraphInstantiateWithFlags == NULL)
+        return gpus->host->error(TUTTI_ERROR_UNSUPPORTED, "this CUDA driver has no graphs");
+    if (stream == NULL)
+        return gpus->host->error(TUTTI_ERROR_STATE,
+                                 "the default stream cannot be captured: make another one current before");
+    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    if (status != TUTTI_OK)
+        return status;
+    tu_gpu_graph *graph = calloc(1, sizeof *graph);
+    if (graph == NULL)
+        status = gpus->host->error(TUTTI_ERROR_MEMORY, "out of memory for a graph");
+    else if (tu_gpu_capture_of(gpu, stream) != NULL)
+        status = gpus->host->error(TUTTI_ERROR_STATE, "this stream is captured already");
+    CUresult result = status == TUTTI_OK ? gpus->driver.cuStreamBeginCapture(stream, THREAD_ALONE) : CUDA_SUCCESS;
+    if (result != CUDA_SUCCESS)
+        status = tu_gpu_error(gpus, result, "cuStreamBeginCapture");
+    if (status == TUTTI_OK && !note_capture(gpu, stream, graph)) {
+        CUgraph noted = NULL;
+        if (gpus->driver.cuStreamEndCapture(stream, &noted) == CUDA_SUCCESS && noted != NULL)
+            gpus->driver.cuGraphDestroy(noted);
+        status = gpus->host->error(TUTTI_ERROR_LIMIT, "at most %d streams of a GPU can be captured at one time",
+                                   TU_GPU_CAPTURES);
+    }
+    if (status != TUTTI_OK)
+        free(graph);
+    tu_gpu_leave(gpus, pushed);
+    return status;
+}
+
+static CUresult make_runnable(const tu_gpus *gpus, tu_gpu_graph *graph, CUgraph noted) {
+    CUresult result = gpus->driver.cuGraphInstantiateWithFlags(&graph->runnable, noted, 0);
+    if (result == CUDA_SUCCESS)
+        result = gpus->driver.cuEventCreate(&graph->ran, CU_EVENT_DISABLE_TIMING);
+    return result;
+}
+
+tutti_status tu_gpu_capture_end(void *state, int index, void *stream, void **made) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    CUgraph noted = NULL;
+    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    if (status != TUTTI_OK)
+        return status;
+    tu_gpu_graph *graph = take_capture(gpu, stream);
+    if (graph == NULL) {
+        tu_gpu_leave(gpus, pushed);
+        return gpus->host->error(TUTTI_ERROR_STATE, "the current stream is not captured");
+    }
+    CUresult result = gpus->driver.cuStreamEndCapture(stream, &noted);
+    if (result == CUDA_SUCCESS && made != NULL)
+        result = make_runnable(gpus, graph, noted);
+    if (noted != NULL)
+        gpus->driver.cuGraphDestroy(noted);
+    tu_gpu_leave(gpus, pushed);
+    if (result == CUDA_SUCCESS && made != NULL) {
+        *made = graph;
+        return TUTTI_OK;
+    }
+    tu_gpu_graph_end(state, index, graph);
+    return made == NULL ? TUTTI_OK : tu_gpu_error(gpus, result, "ending a capture");
+}
+
+tutti_status tu_gpu_graph_run(void *state, int index, void *stream, void *which) {
+    tu_gpus *gpus = state;
+    tu_gpu_graph *graph = which;
+    tu_gpu *gpu;
+    bool pushed;
+    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    if (status != TUTTI_OK)
+        return status;
+    CUresult result = gpus->driver.cuGraphLaunch(graph->runnable, stream);
+    if (result == CUDA_SUCCESS)
+        result = gpus->driver.cuEventRecord(graph->ran, stream);
+    tu_gpu_leave(gpus, pushed);
+    return result == CUDA_SUCCESS ? TUTTI_OK : tu_gpu_error(gpus, result, "running a graph");
+}
+
+void tu_gpu_graph_end(void *state, int index, void *which) {
+    tu_gpus *gpus = state;
+    tu_gpu_graph *graph = which;
+    tu_gpu *gpu;
+    bool pushed;
+    if (graph == NULL || tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
+        return;
+    if (graph->ran != NULL) {
+        gpus->driver.cuEventSynchronize(graph->ran); /* over at once where it never ran */
+        gpus->driver.cuEventDestroy(graph->ran);
+    }
+    if (graph->runnable != NULL)
+        gpus->driver.cuGraphExecDestroy(graph->runnable);
+    while (graph->kept != NULL) {
+        tu_gpu_kept *one = graph->kept;
+        graph->kept = one->next;
+        gpus->driver.cuMemFreeHost(one);
+    }
+    tu_gpu_memory_freed(gpu, graph);
+    tu_gpu_leave(gpus, pushed);
+    free(graph);
+}
+
+/* ---- copies ---- */
+
+static bool is_of_host(const tu_gpus *gpus, const void *from) {
+    int type = 0, attribute = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+    void *values[1] = { &type };
+    return gpus->driver.cuPointerGetAttributes(1, &attribute, values, (CUdeviceptr)(uintptr_t)from) != CUDA_SUCCESS ||
+           type != CU_MEMORYTYPE_DEVICE;
+}
+
+const void *tu_gpu_keep_bytes(tu_gpus *gpus, tu_gpu_graph *graph, const void *from, size_t bytes) {
+    tu_gpu_kept *kept = NULL;
+    if (!is_of_host(gpus, from))
+        return from;
+    int before = tu_gpu_relax(gpus, TU_GPU_RELAXED);
+    CUresult result = gpus->driver.cuMemHostAlloc((void **)&kept, sizeof *kept + bytes, CU_MEMHOSTALLOC_PORTABLE);
+    tu_gpu_relax(gpus, before);
+    if (result != CUDA_SUCCESS)
+        return NULL;
+    kept->next = graph->kept;
+    graph->kept = kept;
+    return memcpy(kept + 1, from, bytes);
+}

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Steps on a GPU that are noted once and run again: TEST_DEVICE=cuda.
+ */
+#include <tutti/functional.h>
+#include <tutti/symmetric.h>
+#include <tutti/tensors.h>
+
+#include "support.h"
+
+/* A stream of the rank's own, current until the end. */
+static void *own_stream(void) {
+    if (test_device() == TUTTI_CPU)
+        SKIP("replays are of GPUs");
+    void *stream = tt_stream_new(test_device());
+    CHECK(stream != NULL && tt_stream_set(test_device(), stream));
+    return stream;
+}
+
+/* Elements: on a GPU enough for several blocks, and little where the processor stands in for one. */
+static int64_t many(void) {
+    return access("/dev/nvidiactl", F_OK) == 0 ? 100000 : 500;
+}
+
+static tt_tensor *step(tt_tensor *x, tt_tensor *weight) {
+    return tt_gelu(tt_matmul(tt_add_scalar(x, 1), weight));
+}
+
+TEST(a_noted_step_runs_again_on_new_data) {
+    tt_scope scope = tt_scope_open();
+    void *stream = own_stream();
+    tt_tensor *x = tt_ones(tt_shape(4, 8), TUTTI_F32, NULL), *weight = tt_full(tt_shape(8, 3), 0.25, TUTTI_F32, NULL);
+    tt_tensor *once = tt_clone(step(x, weight));
+    CHECK(tt_synchronize(test_device()) && tt_replay_begin(test_device()));
+    tt_tensor *y = step(x, weight);
+    tt_replay *replay = tt_replay_end(test_device());
+    CHECK(replay != NULL);
+    for (int i = 0; i < 3; i++) {
+        tt_fill_(x, i);
+        CHECK(tt_replay_run(replay));
+        tt_tensor *eager = step(x, weight); /* in memory of its own: the replay's is its */
+        CHECK(tt_equal(y, eager) && tt_equal(y, once) == (i == 1));
+    }
+    tt_replay_release(replay);
+    tt_tensor *kept = tt_add_scalar(y, 0); /* what was made inside lives on */
+    CHECK(tt_equal(kept, y));
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), stream);
+}
+
+TEST(memory_that_a_replay_uses_is_not_given_out) {
+    tt_scope scope = tt_scope_open();
+    void *stream = own_stream();
+    tt_tensor *x = tt_full(tt_shape(1000), 2, TUTTI_F32, NULL), *y = tt_zeros(tt_shape(1000), TUTTI_F32, NULL);
+    CHECK(tt_replay_begin(test_device()));
+    tt_scope inner = tt_scope_open();
+    tt_copy_(y, tt_mul(tt_add_scalar(x, 1), tt_add_scalar(x, 2)));
+    CHECK_OK(tt_scope_close(&inner)); /* the intermediates are released, and still the replay's */
+    tt_replay *replay = tt_replay_end(test_device());
+    CHECK(replay != NULL);
+    tt_tensor *others[8];
+    for (int i = 0; i < 8; i++)
+        others[i] = tt_full(tt_shape(1000), 100 + i, TUTTI_F32, NULL);
+    CHECK(tt_replay_run(replay) && all_are(y, 12));
+    for (int i = 0; i < 8; i++)
+        CHECK(all_are(others[i], 100 + i));
+    tt_replay_release(replay);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), stream);
+}
+
+TEST(what_would_wait_inside_is_an_error_and_drops_what_was_noted) {
+    tt_scope scope = tt_scope_open();
+    void *stream = own_stream();
+    tt_tensor *x = tt_ones(tt_shape(4), TUTTI_F32, NULL);
+    CHECK(tt_replay_begin(test_device()));
+    tt_item(tt_sum(x));
+    CHECK(tt_replay_end(test_device()) == NULL);
+    expect_error(TUTTI_ERROR_STATE, "captured");
+    CHECK(tt_item(tt_sum(x)) == 4); /* the stream works again */
+    CHECK(tt_replay_end(test_device()) == NULL);
+    expect_error(TUTTI_ERROR_STATE, "not captured");
+    CHECK(tt_stream_set(test_device(), NULL) && !tt_replay_begin(test_device()));
+    expect_error(TUTTI_ERROR_STATE, "default stream");
+    CHECK(!tt_replay_run(NULL));
+    expect_error(TUTTI_ERROR_ARGUMENT, "NULL");
+    tt_replay_release(NULL);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), stream);
+}
+
+/* A training step with collectives: forward, backward, the gradient's average. */
+static tt_tensor *train(tt_tensor *x, tt_tensor *weight, tutti_group *group) {
+    tt_set_grad(weight, NULL);
+    tt_backward(tt_sum(tt_all_reduce(tt_mul(x, weight), TUTTI_SUM, group)), NULL);
+    return tt_wait(tt_all_reduce(tt_grad(weight), TUTTI_AVG, group));
+}
+
+TEST_WORLD(a_step_with_collectives_runs_again_on_all_ranks, 2) {
+    BEGIN;
+    void *stream = own_stream();
+    tt_tensor *x = tt_full(tt_shape(6), rank + 1, TUTTI_F32, NULL);
+    tt_tensor *weight = tt_full(tt_shape(6), 3, TUTTI_F32, TUTTI_OPTIONS(tt_options, .requires_grad = true));
+    CHECK(all_are(train(x, weight, group), 3) && tt_wait_all(world) && tt_synchronize(test_device()));
+    CHECK(tt_replay_begin(test_device()));
+    tt_tensor *average = train(x, weight, group);
+    tt_replay *replay = tt_replay_end(test_device());
+    CHECK(replay != NULL && tt_pending_works(world) == 0);
+    for (int i = 0; i < 3; i++) {
+        tt_fill_(x, (rank + 1) * (i + 1));
+        CHECK(tt_synchronize(test_device()));
+        CHECK_OK(tutti_barrier(group, NULL)); /* ranks that are threads launch together */
+        CHECK(tt_replay_run(replay));
+        CHECK(all_are(average, 3.0 * (i + 1)));
+    }
+    tt_replay_release(replay);
+    END;
+    tt_stream_release(test_device(), stream);
+}
+
+/* ---- collectives and streams ---- */
+
+TEST_WORLD(a_result_is_there_for_the_current_stream_without_a_wait_of_the_host, 2) {
+    BEGIN;
+    void *stream = own_stream();
+    tt_tensor *x = tt_full(tt_shape(many()), 1, TUTTI_F32, NULL);
+    for (int i = 0; i < 10; i++)
+        x = tt_mul_scalar(tt_all_reduce(tt_add_scalar(x, 0), TUTTI_SUM, group), 0.5);
+    CHECK(!tt_is_async(x) && tt_pending_works(world) == 0); /* joined by the operator that needed it */
+    CHECK(all_are(x, 1));
+    END;
+    tt_stream_release(test_device(), stream);
+}
+
+TEST_WORLD(memory_of_a_collective_is_not_given_out_before_it_is_over, 2) {
+    BEGIN;
+    void *stream = own_stream();
+    tt_tensor *sum = tt_zeros(tt_shape(many()), TUTTI_F32, NULL);
+    for (int i = 0; i < 20; i++) {
+        tt_scope inner = tt_scope_open();
+        tt_tensor *y = tt_all_reduce(tt_full(tt_shape(many()), i, TUTTI_F32, NULL), TUTTI_SUM, group);
+        tt_full(tt_shape(many()), -1, TUTTI_F32, NULL); /* would take the input's memory */
+        tt_add_(sum, y);
+        CHECK_OK(tt_scope_close(&inner));
+    }
+    CHECK(all_are(sum, 190 * ranks));
+    END;
+    tt_stream_release(test_device(), stream);
+}
