@@ -10,18 +10,18 @@
 #include <tutti/optimizer.h>
 #include <tutti/tensors.h>
 
+/* Its sizes, where whoever includes this gives no others. */
+#ifndef GPT_SIZES
+#define GPT_SIZES LAYERS = 6, WIDTH = 384, HEADS = 6, LENGTH = 256, BATCH = 4, VOCABULARY = 8192
+#endif
 enum {
-    LAYERS = 6,
-    WIDTH = 384,
-    HEADS = 6,
-    LENGTH = 256,
-    BATCH = 4,
-    VOCABULARY = 8192,
+    GPT_SIZES,
     WEIGHTS = 2 + 12 * LAYERS + 3
 };
+static tutti_dtype gpt_dtype = TUTTI_F32; /* of its weights */
 
 /* The parameters of what is trained, in the order in which they were made; a GPT's or another's. */
-static tt_tensor *weights[128];
+static tt_tensor *weights[256];
 static int weight_count;
 static tt_module *net; /* of the weights */
 static tt_optimizer *optimizer;
@@ -34,7 +34,7 @@ static inline int no_forward(tt_module *module, tt_tensor_list in, tt_tensor **o
 static inline void parameter(tt_dims shape, double scale, double shift) {
     static const tt_module_type type = { sizeof type, "Bench", no_forward, NULL };
     char name[16];
-    tt_tensor *start = tt_add_scalar(tt_mul_scalar(tt_randn(shape, TUTTI_F32, NULL), scale), shift);
+    tt_tensor *start = tt_to(tt_add_scalar(tt_mul_scalar(tt_randn(shape, TUTTI_F32, NULL), scale), shift), gpt_dtype);
     snprintf(name, sizeof name, "w%d", weight_count);
     if (net == NULL)
         net = tt_module_new(&type, NULL);

@@ -193,7 +193,12 @@ static tutti_status select_on_device(tu_call *call, const tt_tensor *x, int dim,
                                  .bytes = tu_dtype_bytes[x->dtype],
                                  .operation = operation };
         around(x, dim, &flat.outer, &flat.inner);
-        status = tu_device_launch(device, "kernel_index_select", call->outputs[0]->numel, TU_DEVICE_THREADS, &flat);
+        if (((flat.from | flat.to | (uint64_t)(flat.inner * flat.bytes)) & 15) == 0) { /* sixteen bytes at once */
+            flat.inner = flat.inner * flat.bytes / 16;
+            flat.bytes = 16;
+        }
+        status = tu_device_launch(device, "kernel_index_select", flat.outer * flat.count * flat.inner,
+                                  TU_DEVICE_THREADS, &flat);
     }
     tu_tensor_drop(from);
     tu_tensor_drop(index);
@@ -234,6 +239,24 @@ static tutti_status gather_on_device(tu_call *call, int dim) {
     return status;
 }
 
+/* Entries of one place are chained first, in their order; then places are summed side by side. */
+static tutti_status add_chains(tu_device *device, const char *name, tu_launch_index *flat) {
+    void *stream = tu_device_stream(device);
+    tu_device_block chain = { 0 };
+    if (flat->count == 0 || flat->outer * flat->inner == 0)
+        return TUTTI_OK;
+    tutti_status status = device->table->allocate(device->state, device->index, stream,
+                                                  2 * sizeof(int32_t) * (size_t)flat->count, &chain);
+    if (status != TUTTI_OK)
+        return status;
+    flat->chain = tu_place_of(chain.data);
+    status = tu_device_launch(device, "kernel_index_chain", flat->count, TU_CHAIN_THREADS, flat);
+    if (status == TUTTI_OK)
+        status = tu_device_launch_blocks(device, name, flat->outer * flat->count, TU_CHAIN_THREADS, flat);
+    device->table->release(device->state, device->index, &chain);
+    return status;
+}
+
 /* index_add and scatter_add: sums in the compute type, each by one thread, in the order of the indices. */
 static tutti_status add_on_device(tu_call *call, int dim, bool scatters) {
     const tt_tensor *x = call->inputs[0];
@@ -261,8 +284,12 @@ static tutti_status add_on_device(tu_call *call, int dim, bool scatters) {
             flat.loop = walk_along(sum, index, dim, false);
         }
         tutti_dtype type = compute == TUTTI_U64 ? TUTTI_I64 : compute;
-        status = tu_device_launch(device, tu_kernel_name(name, scatters ? "scatter_add" : "index_add", type),
-                                  scatters ? flat.loop.total : flat.outer * flat.inner, TU_DEVICE_THREADS, &flat);
+        bool chained = !scatters && flat.count <= TU_CHAIN_MOST && flat.outer * flat.count <= INT32_MAX;
+        if (chained)
+            status = add_chains(device, tu_kernel_name(name, "chained_add", type), &flat);
+        else
+            status = tu_device_launch(device, tu_kernel_name(name, scatters ? "scatter_add" : "index_add", type),
+                                      scatters ? flat.loop.total : flat.outer * flat.inner, TU_DEVICE_THREADS, &flat);
     }
     tu_tensor_drop(index);
     tu_tensor_drop(source);

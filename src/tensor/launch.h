@@ -73,7 +73,10 @@ typedef struct tu_launch_index {
     int32_t bytes, operation;
     int64_t along;
     tu_launch_loop loop;
+    uint64_t chain; /* two i32 for each entry: see kernel_index_chain */
 } tu_launch_index;
+#define TU_CHAIN_THREADS 128
+#define TU_CHAIN_MOST 65536 /* entries: every one is compared with all others */
 
 /* Zero on one side of a diagonal of (…, rows, columns), dense. */
 typedef struct tu_launch_triangle {

@@ -110,7 +110,7 @@ static tutti_status entropy_on_device(tu_call *call, int64_t ignore) {
                                 .dtype = call->outputs[0]->dtype };
         status = tu_device_launch_rows(device, "entropy", dtype, &flat);
         if (status == TUTTI_OK)
-            status = tu_device_launch(device, "kernel_entropy_mean", 1, 32, &flat);
+            status = tu_device_launch_blocks(device, "kernel_entropy_mean", 1, 128, &flat);
     }
     tu_tensor_drop(logits);
     tu_tensor_drop(targets);
@@ -178,7 +178,7 @@ static tutti_status entropy_backward_on_device(tu_call *call, int64_t ignore) {
                                 .fault = tu_device_fault_place(device),
                                 .ignore = ignore,
                                 .dtype = TUTTI_F64 };
-        status = tu_device_launch(device, "kernel_entropy_share", 1, 32, &flat);
+        status = tu_device_launch_blocks(device, "kernel_entropy_share", 1, 128, &flat);
         if (status == TUTTI_OK)
             status = tu_device_launch(device, tu_kernel_name(name, "entropy_backward", dtype), logits->numel,
                                       TU_DEVICE_THREADS, &flat);

@@ -60,9 +60,10 @@ static tutti_status run_backward(const tt_tensor *x, const tu_norm_rows *rows, t
         char name[64];
         tu_launch_rows flat = flat_rows(rows);
         tutti_status status = tu_device_launch_rows(tu_device_of(x), "norm_backward", dtype, &flat);
-        return status == TUTTI_OK ? tu_device_launch(tu_device_of(x), tu_kernel_name(name, "norm_columns", dtype),
-                                                     rows->size, TU_DEVICE_THREADS, &flat)
-                                  : status;
+        return status == TUTTI_OK
+                   ? tu_device_launch_blocks(tu_device_of(x), tu_kernel_name(name, "norm_columns", dtype),
+                                             (rows->size + 31) / 32, 128, &flat) /* a block has 32 columns */
+                   : status;
     }
     if (rows->count > 0)
         run_kernel(tu_tensor_kernels_get()->norm_backward, rows, dtype, rows->count, 8192 / rows->size + 1);

@@ -426,8 +426,10 @@ static tutti_status copy_here(tu_device *device, const tt_tensor *to, const tt_t
     if (same && dense)
         return device->table->copy(device->state, device->index, tu_device_stream(device), loop.at[0].data,
                                    loop.at[1].data, (size_t)flat.total * size);
-    const char *name = same ? moves[size] : dense ? quick_conversion(x->dtype, to->dtype) : NULL;
-    return tu_device_launch(device, name != NULL ? name : "kernel_convert", flat.total, TU_DEVICE_THREADS, &flat);
+    const char *quick = !same && dense ? quick_conversion(x->dtype, to->dtype) : NULL;
+    if (quick != NULL) /* a thread converts eight at once */
+        return tu_device_launch(device, quick, (flat.total + 7) / 8, TU_DEVICE_THREADS, &flat);
+    return tu_device_launch(device, same ? moves[size] : "kernel_convert", flat.total, TU_DEVICE_THREADS, &flat);
 }
 
 tutti_status tu_device_fill(const tt_tensor *x, double value) {

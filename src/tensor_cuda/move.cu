@@ -155,6 +155,8 @@ KERNEL(index_select, tu_launch_index) {
         if (at < 0)
             for (int k = 0; k < args.bytes; k++)
                 to[k] = 0;
+        else if (args.bytes == 16)
+            *(sixteen *)to = *(const sixteen *)from;
         else if (args.bytes == 4)
             *(uint32_t *)to = *(const uint32_t *)from;
         else if (args.bytes == 2)
@@ -191,6 +193,72 @@ template <class Type> HERE void add_indexed(const tu_launch_index &args) {
         }
     }
 }
+/* Entries that go to one place, as a chain in their order: the next one of each, and 0 where it is the first of its
+ * place, else 1. A block looks through all indices, a part of them at a time. */
+#define CHAIN_PART 1024
+KERNEL(index_chain, tu_launch_index) {
+    SHARED int64_t part[CHAIN_PART], mine[TU_CHAIN_THREADS];
+    SHARED int32_t next[TU_CHAIN_THREADS], later[TU_CHAIN_THREADS];
+    int32_t *chain = (int32_t *)(uintptr_t)args.chain;
+    EACH_THREAD(self) {
+        int64_t row = BLOCK * THREADS + self;
+        mine[self] = row < args.count ? checked_index(args, row) : -1;
+        next[self] = -1;
+        later[self] = 0;
+    }
+    for (int64_t begin = 0; begin < args.count; begin += CHAIN_PART) {
+        SYNC();
+        EACH_THREAD(self) {
+            for (int i = self; i < CHAIN_PART; i += THREADS) {
+                int64_t index = begin + i < args.count ? ((const int64_t *)(uintptr_t)args.index)[begin + i] : -1;
+                part[i] = begin + i < args.count && index < 0 ? index + args.size : index;
+            }
+        }
+        SYNC();
+        EACH_THREAD(self) {
+            int64_t row = BLOCK * THREADS + self, wanted = mine[self];
+            int end = (int)(args.count - begin < CHAIN_PART ? args.count - begin : CHAIN_PART);
+            int before = (int)(row - begin < 0 ? 0 : row - begin < end ? row - begin : end);
+            bool found = false;
+            int32_t behind = next[self];
+            for (int i = 0; i < before; i++)
+                found = found || part[i] == wanted;
+            for (int i = before + (begin + before == row); i < end && behind < 0; i++)
+                if (part[i] == wanted)
+                    behind = (int32_t)(begin + i);
+            next[self] = behind;
+            later[self] = later[self] || found;
+        }
+    }
+    SYNC();
+    EACH_THREAD(self) {
+        int64_t row = BLOCK * THREADS + self;
+        if (row < args.count) {
+            chain[2 * row] = next[self];
+            chain[2 * row + 1] = mine[self] < 0 || later[self];
+        }
+    }
+}
+
+/* A block has an entry; where that is the first of its place it adds the chain behind it, in order. */
+template <class Type> HERE void add_chained(const tu_launch_index &args) {
+    const int32_t *chain = (const int32_t *)(uintptr_t)args.chain;
+    int64_t outer = BLOCK / args.count, row = BLOCK % args.count;
+    if (chain[2 * row + 1] == 0) {
+        int64_t at = ((const int64_t *)(uintptr_t)args.index)[row];
+        at = at < 0 ? at + args.size : at;
+        const Type *from = (const Type *)(uintptr_t)args.from + outer * args.count * args.inner;
+        Type *to = (Type *)(uintptr_t)args.to + (outer * args.size + at) * args.inner;
+        EACH_THREAD(self) {
+            for (int64_t column = self; column < args.inner; column += THREADS) {
+                Type sum = to[column];
+                for (int64_t entry = row; entry >= 0; entry = chain[2 * entry])
+                    sum += from[entry * args.inner + column];
+                to[column] = sum;
+            }
+        }
+    }
+}
 /* The same where every element has an index: the loop walks over all dimensions but the one of the indices, whose
  * `count` entries of index and source are `inner` apart. */
 template <class Type> HERE void add_scattered(const tu_launch_index &args) {
@@ -207,6 +275,9 @@ template <class Type> HERE void add_scattered(const tu_launch_index &args) {
 #define ADDITIONS(suffix, type)                     \
     KERNEL(index_add_##suffix, tu_launch_index) {   \
         add_indexed<type>(args);                    \
+    }                                               \
+    KERNEL(chained_add_##suffix, tu_launch_index) { \
+        add_chained<type>(args);                    \
     }                                               \
     KERNEL(scatter_add_##suffix, tu_launch_index) { \
         add_scattered<type>(args);                  \

@@ -111,6 +111,39 @@ template <class Type> HERE void add_exponentials(const tu_launch_rows &args, Typ
     });
 }
 
+/* Rows that fit are read once: the teams keep theirs. */
+#define KEPT_BYTES 8192 /* of a row */
+template <class Type> HERE void softmax_kept(const tu_launch_rows &args, Type *lane, Type *top, Type *rows) {
+    enum {
+        MOST = KEPT_BYTES / sizeof(Type)
+    };
+    fold_lanes(args, lane, -(Type)INFINITY, [&](Type held, int self, int64_t row, int64_t i) {
+        Type value = ROW_OF(x)[i];
+        rows[self / team<Type>::LANES * MOST + i] = value;
+        return math<Type>::greater(value, held);
+    });
+    team<Type>::largest(lane);
+    EACH_THREAD(self) {
+        Type held = team<Type>::of_team(lane, self);
+        top[self] = held == -(Type)INFINITY ? (Type)0 : held;
+    }
+    SYNC();
+    add_rows(args, lane, [&](Type held, int self, int64_t, int64_t i) {
+        Type &place = rows[self / team<Type>::LANES * MOST + i];
+        Type power = math<Type>::exp(math<Type>::fma(place, (Type)1, -top[self]));
+        place = power;
+        return held + power;
+    });
+    EACH_THREAD(self) {
+        int64_t row = team<Type>::row(self);
+        Type factor = 1 / team<Type>::of_team(lane, self);
+        if (row < args.count)
+            EACH_OF_ROW(i) {
+                ROW_OF(out)[i] = rows[self / team<Type>::LANES * MOST + i] * factor;
+            }
+    }
+}
+
 template <class Type> HERE void softmax(const tu_launch_rows &args, Type *lane, Type *top) {
     find_top(args, lane, top);
     add_exponentials(args, lane, top, true);
@@ -236,18 +269,50 @@ template <class Type> HERE void norm_backward(const tu_launch_rows &args, Type *
     }
 }
 
-/* The gradients of weight and bias: each thread a column, rows in order. */
-template <class Type> HERE void norm_columns(const tu_launch_rows &args) {
+/* The gradients of weight and bias. A block has 32 columns: all its threads bring rows of them, a part at a time, and
+ * one thread for each column adds these in order. */
+#define COLUMNS 32
+#define COLUMN_PART 64
+template <class Type>
+HERE void norm_columns(const tu_launch_rows &args, Type (*grads)[COLUMNS], Type (*scaled)[COLUMNS], Type *weight,
+                       Type *bias) {
     const Type *means = (const Type *)(uintptr_t)args.mean, *scales = (const Type *)(uintptr_t)args.scale;
-    EACH_ELEMENT(i, args.size) {
-        Type weight = 0, bias = 0;
-        for (int64_t row = 0; row < args.count; row++) {
-            Type grad = ROW_OF(other)[i], away = ROW_OF(x)[i] - means[row];
-            weight = math<Type>::fma(grad, away * scales[row], weight);
-            bias += grad;
+    int64_t first = BLOCK * COLUMNS;
+    EACH_THREAD(self) {
+        if (self < COLUMNS)
+            weight[self] = bias[self] = 0;
+    }
+    for (int64_t begin = 0; begin < args.count; begin += COLUMN_PART) {
+        int rows = (int)(args.count - begin < COLUMN_PART ? args.count - begin : COLUMN_PART);
+        SYNC();
+        EACH_THREAD(self) {
+            int column = self % COLUMNS;
+            UNROLL
+            for (int k = self / COLUMNS; k < COLUMN_PART; k += THREADS_OF_ROWS / COLUMNS)
+                if (k < rows && first + column < args.size) {
+                    int64_t row = begin + k, i = first + column;
+                    grads[k][column] = ROW_OF(other)[i];
+                    scaled[k][column] = (ROW_OF(x)[i] - means[row]) * scales[row];
+                }
         }
-        ((Type *)(uintptr_t)args.of_weight)[i] = weight;
-        ((Type *)(uintptr_t)args.of_bias)[i] = bias;
+        SYNC();
+        EACH_THREAD(self) {
+            if (self < COLUMNS) {
+                Type of_weight = weight[self], of_bias = bias[self];
+                for (int k = 0; k < rows; k++) {
+                    of_weight = math<Type>::fma(grads[k][self], scaled[k][self], of_weight);
+                    of_bias += grads[k][self];
+                }
+                weight[self] = of_weight;
+                bias[self] = of_bias;
+            }
+        }
+    }
+    EACH_THREAD(self) {
+        if (self < COLUMNS && first + self < args.size) {
+            ((Type *)(uintptr_t)args.of_weight)[first + self] = weight[self];
+            ((Type *)(uintptr_t)args.of_bias)[first + self] = bias[self];
+        }
     }
 }
 
@@ -289,32 +354,67 @@ template <class Type> HERE void entropy(const tu_launch_rows &args, Type *lane, 
     }
 }
 
-/* The mean of the losses, in order, into out; one thread. */
+/* One block: its threads bring the losses, a part at a time, and the first one adds them in order. */
+#define ENTROPY_PART 2048
 KERNEL(entropy_mean, tu_launch_rows) {
-    EACH_ELEMENT(only, 1) {
-        const double *losses = (const double *)(uintptr_t)args.losses;
-        const int64_t *targets = (const int64_t *)(uintptr_t)args.targets;
-        double sum = 0;
-        int64_t counted = 0;
-        for (int64_t row = 0; row < args.count; row++) {
-            if (targets[row] == args.ignore)
-                continue;
-            sum += losses[row];
-            counted++;
+    SHARED double part[ENTROPY_PART], sum;
+    SHARED int64_t counted[THREADS_OF_ROWS];
+    const double *losses = (const double *)(uintptr_t)args.losses;
+    const int64_t *targets = (const int64_t *)(uintptr_t)args.targets;
+    EACH_THREAD(self) {
+        counted[self] = 0;
+        if (self == 0)
+            sum = 0;
+    }
+    for (int64_t begin = 0; begin < args.count; begin += ENTROPY_PART) {
+        SYNC();
+        EACH_THREAD(self) {
+            for (int64_t i = self; i < ENTROPY_PART; i += THREADS) {
+                bool counts = begin + i < args.count && targets[begin + i] != args.ignore;
+                part[i] = counts ? losses[begin + i] : 0; /* a sum of losses is never -0, so that 0 changes nothing */
+                counted[self] += counts;
+            }
         }
-        store_as<double>(sum / (double)counted, (void *)(uintptr_t)args.out, args.dtype);
+        SYNC();
+        EACH_THREAD(self) {
+            if (self == 0) {
+                double held = sum;
+                for (int i = 0; i < ENTROPY_PART; i++)
+                    held += part[i];
+                sum = held;
+            }
+        }
+    }
+    SYNC();
+    EACH_THREAD(self) {
+        if (self == 0) {
+            int64_t all = 0;
+            for (int i = 0; i < THREADS; i++)
+                all += counted[i];
+            store_as<double>(sum / (double)all, (void *)(uintptr_t)args.out, args.dtype);
+        }
     }
 }
 
-/* other is the gradient, one number; what each row's part is multiplied with goes to `counted`, as f64. */
+/* other is the gradient, one number; what each row's part is multiplied with goes to `counted`, as f64. One block. */
 KERNEL(entropy_share, tu_launch_rows) {
-    EACH_ELEMENT(only, 1) {
-        const int64_t *targets = (const int64_t *)(uintptr_t)args.targets;
-        int64_t counted = 0;
-        for (int64_t row = 0; row < args.count; row++)
-            counted += targets[row] != args.ignore;
-        double grad = load_as<double>((const void *)(uintptr_t)args.other, args.dtype);
-        *(double *)(uintptr_t)args.counted = grad / (double)counted;
+    SHARED int64_t counted[THREADS_OF_ROWS];
+    const int64_t *targets = (const int64_t *)(uintptr_t)args.targets;
+    EACH_THREAD(self) {
+        int64_t held = 0;
+        for (int64_t row = self; row < args.count; row += THREADS)
+            held += targets[row] != args.ignore;
+        counted[self] = held;
+    }
+    SYNC();
+    EACH_THREAD(self) {
+        if (self == 0) {
+            int64_t all = 0;
+            for (int i = 0; i < THREADS; i++)
+                all += counted[i];
+            double grad = load_as<double>((const void *)(uintptr_t)args.other, args.dtype);
+            *(double *)(uintptr_t)args.counted = grad / (double)all;
+        }
     }
 }
 
@@ -343,6 +443,13 @@ template <class Type> HERE void entropy_backward(const tu_launch_rows &args) {
     ROW_KERNEL(name, f32, float) \
     ROW_KERNEL(name, f64, double)
 ROW_KERNELS(softmax)
+#define KEPT_KERNEL(suffix, type)                                       \
+    KERNEL(softmax_kept_##suffix, tu_launch_rows) {                     \
+        SHARED type lane[THREADS_OF_ROWS], kept[THREADS_OF_ROWS];       \
+        SHARED type rows[team<type>::ROWS * KEPT_BYTES / sizeof(type)]; \
+        softmax_kept<type>(args, lane, kept, rows);                     \
+    }
+KEPT_KERNEL(f32, float)
 ROW_KERNELS(log_softmax)
 ROW_KERNELS(softmax_backward)
 ROW_KERNELS(log_softmax_backward)
@@ -356,8 +463,15 @@ ROW_KERNELS(entropy)
     KERNEL(name##_f64, tu_launch_rows) { \
         name<double>(args);              \
     }
-PLAIN_KERNELS(norm_columns)
 PLAIN_KERNELS(entropy_backward)
+#define COLUMN_KERNEL(suffix, type)                                            \
+    KERNEL(norm_columns_##suffix, tu_launch_rows) {                            \
+        SHARED type grads[COLUMN_PART][COLUMNS], scaled[COLUMN_PART][COLUMNS]; \
+        SHARED type weight[COLUMNS], bias[COLUMNS];                            \
+        norm_columns<type>(args, grads, scaled, weight, bias);                 \
+    }
+COLUMN_KERNEL(f32, float)
+COLUMN_KERNEL(f64, double)
 
 /* ---- attention ---- */
 
