@@ -50,9 +50,9 @@ tutti_status tu_check_passes(const char *field, bool limits, const char *list) {
 /* ---- files ---- */
 
 void tu_recipe_look_around(tu_recipe *how, int *twin) {
-    const char *compares = getenv("TUTTI_COMPILE_COMPARE");
+    const char *compares = secure_getenv("TUTTI_COMPILE_COMPARE");
     how->compares = compares != NULL && strcmp(compares, "0") != 0 && compares[0] != 0;
-    how->folder = getenv("TUTTI_COMPILE_DIR");
+    how->folder = secure_getenv("TUTTI_COMPILE_DIR");
     if (how->folder != NULL && how->folder[0] == 0)
         how->folder = NULL;
     how->rank = how->folder != NULL ? tu_rank_here().rank : -1;

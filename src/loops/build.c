@@ -56,7 +56,7 @@ static void sleep_ms(int milliseconds) {
 
 /* The file that a word means, by PATH where it has no slash. */
 static bool find_program(const char *word, char *path, size_t size, struct stat *about) {
-    const char *search = strchr(word, '/') != NULL ? "" : getenv("PATH");
+    const char *search = strchr(word, '/') != NULL ? "" : secure_getenv("PATH");
     if (search == NULL)
         search = "/usr/bin:/bin";
     for (;; search++) {
