@@ -316,7 +316,7 @@ static int packet_steps(const tu_cuda_collective *collective, const tu_device_ta
 
 static tutti_status run_packets(tu_cuda_collective *collective, tu_device_task *task, int steps) {
     uint64_t count = task->count * elements_of(task), chunks = (count * element_bytes(task) + 7) / 8;
-    uint64_t lanes = steps == 1 ? chunks : (chunks + (uint64_t)collective->size - 1) / (uint64_t)collective->size;
+    uint64_t size = (uint64_t)collective->size, lanes = steps == 1 ? chunks : (chunks + size - 1) / size * (size - 1);
     uint64_t blocks = (lanes + TU_CUDA_PACKET_THREADS - 1) / TU_CUDA_PACKET_THREADS, most = TU_CUDA_PACKET_BLOCKS;
     if (most > (uint64_t)collective->blocks)
         most = (uint64_t)collective->blocks;

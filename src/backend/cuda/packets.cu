@@ -223,18 +223,20 @@ static __device__ bool collect(const tu_cuda_packet_args &args, const packet_cal
     return true;
 }
 
-/* Thread t has chunk t of every slice: it reads what it later writes, so that in and out may be the same. */
+/* Sending is shared out by (peer, chunk): a thread that had a chunk of every peer would load them one after the other,
+ * which takes half a microsecond each. In and out may be the same: a result can only come for a chunk that was loaded
+ * and sent before. */
 template <class Type> static __device__ void in_two_steps(const tu_cuda_packet_args &args, const packet_call &call) {
     const tu_cuda_meeting &meeting = args.meeting;
     const uint64_t own = meeting.rank * call.slice;
-    /* Loading several chunks before any is sent was measured, and takes up to a microsecond longer. */
-    for (uint64_t index = call.lane; index < call.slice; index += call.lanes)
-        for (int i = 1; i < meeting.size; i++) {
-            int peer = meeting.rank + i < meeting.size ? meeting.rank + i : meeting.rank + i - meeting.size;
-            uint64_t chunk = peer * call.slice + index;
-            if (chunk < call.chunks)
-                send_packet(meeting, call, peer, 0, index, load_chunk<Type>(args, call, chunk));
-        }
+    const uint32_t slice = (uint32_t)call.slice, packets = slice * (uint32_t)(meeting.size - 1);
+    for (uint32_t packet = (uint32_t)call.lane; packet < packets; packet += (uint32_t)call.lanes) {
+        uint32_t ahead = packet / slice, index = packet - ahead * slice;
+        int next = meeting.rank + 1 + (int)ahead, peer = next < meeting.size ? next : next - meeting.size;
+        uint64_t chunk = peer * call.slice + index;
+        if (chunk < call.chunks)
+            send_packet(meeting, call, peer, 0, index, load_chunk<Type>(args, call, chunk));
+    }
     for (uint64_t index = call.lane; index < call.slice && own + index < call.chunks; index += call.lanes) {
         uint64_t result;
         if (!reduce_packets<Type>(args, call, index, load_chunk<Type>(args, call, own + index), &result))
