@@ -33,6 +33,7 @@ typedef struct recipe {
     int lines;
     bool step; /* a training step */
     bool once; /* inputs are written once, at the end */
+    tutti_group *group;
 } recipe;
 
 static tt_tensor *unary(dice *from, tt_tensor *x) {
@@ -322,7 +323,7 @@ static void compare_one(uint64_t seed, int first_mode, int last_mode) {
     static const char *const skips[] = { NULL, "common", "fold,copies", "dead,common,fold,copies,unshard" };
     static const char *const withs[] = { NULL, "functional" };
     dice from = { seed * 77 + 5 };
-    recipe made = { seed, 4 + (int)draw(&from, 25), draw(&from, 2) == 0, false };
+    recipe made = { seed, 4 + (int)draw(&from, 25), draw(&from, 2) == 0, false, NULL };
     tt_scope scope = tt_scope_open();
     tt_tensor *inputs[INPUTS];
     make_inputs(&from, seed, inputs);
@@ -403,7 +404,7 @@ static int of_any_size(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 /* Returns how many variants there were, so that the test can tell that there were some. */
 static int compare_sizes(uint64_t seed, tt_compile_mode mode) {
     dice from = { seed * 77 + 5 };
-    recipe made = { seed, 4 + (int)draw(&from, 16), false, false };
+    recipe made = { seed, 4 + (int)draw(&from, 16), false, false, NULL };
     int64_t columns = 2 + (int64_t)draw(&from, 20), first = 2 + (int64_t)draw(&from, 12);
     int64_t rows[] = { first, first + 2, 2 * first + 1, first + 7, first };
     tt_compiled *fast;
@@ -456,6 +457,99 @@ TEST_LIMIT(random_functions_of_sizes_that_change_leave_what_eager_code_leaves, 6
         EACH_MODE variants += compare_sizes(first + (uint64_t)i, modes[mode]);
     printf("%d variants without a capture\n", variants);
     CHECK(seed != NULL || variants > count);
+}
+
+/* ---- ranks ---- */
+
+/* Of x and y with an even number of rows, a square weight, a row and a column, with collectives between. */
+static int with_collectives(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    const recipe *made = user;
+    dice from = { made->seed };
+    tt_tensor *kept[KEPT] = { inputs.at[0], inputs.at[1] };
+    int count = 2;
+    for (int line = 0; line < made->lines && count < KEPT; line++) {
+        tt_tensor *x = kept[draw(&from, (uint64_t)count)], *y = kept[draw(&from, (uint64_t)count)], *z = NULL;
+        switch (draw(&from, 9)) {
+        case 0:
+            z = tt_all_reduce(x, TUTTI_SUM, made->group);
+            break;
+        case 1:
+            z = tt_reduce_scatter(tt_cat(tt_tensors(x, y), 0), TUTTI_SUM, 0, made->group);
+            break;
+        case 2:
+            z = tt_narrow(tt_all_gather(x, 0, made->group), 0, 1, tt_size(x, 0));
+            break;
+        case 3:
+            z = tt_all_to_all_single(x, NULL, NULL, made->group);
+            break;
+        case 4:
+            z = tt_mul_scalar(tt_linear(x, inputs.at[2], inputs.at[3]), 0.25);
+            break;
+        case 5:
+        case 6:
+            z = binary(&from, x, y);
+            break;
+        default:
+            z = unary(&from, x);
+        }
+        kept[count++] = z;
+    }
+    outputs[0] = tt_mul_scalar(kept[count - 1], 0.5);
+    outputs[1] = tt_sum(kept[count / 2]);
+    return made->step ? train(inputs, outputs, 2) : 2;
+}
+
+static void compare_on_ranks(uint64_t seed, tutti_group *group, size_t mode) {
+    static const char *const withs[] = { NULL, "functional", "one_shot", "one_shot,functional" };
+    dice from = { seed * 77 + 5 };
+    int64_t rows = 2 + 2 * (int64_t)draw(&from, 9), columns = 2 + (int64_t)draw(&from, 20);
+    recipe made = { seed, 3 + (int)draw(&from, 16), draw(&from, 2) == 0, false, group };
+    tt_dims shapes[INPUTS] = { tt_shape(rows, columns), tt_shape(rows, columns), tt_shape(columns, columns),
+                               tt_shape(columns), tt_shape(rows, 1) };
+    const char *with = withs[draw(&from, 4)];
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast;
+    tt_tensor *inputs[2][INPUTS], *outputs[16];
+    CHECK(tt_compile(with_collectives, &made,
+                     TUTTI_OPTIONS(tt_compile_options, .mode = modes[mode], .strict = true, .with = with), &fast));
+    tt_seed(seed, tutti_group_rank(group));
+    for (int i = 0; i < INPUTS; i++) {
+        inputs[0][i] = tt_require_grad(tt_randn(shapes[i], TUTTI_F32, NULL), true);
+        inputs[1][i] = twin_of(inputs[0][i]);
+    }
+    for (int step = 0; step < CALLS; step++) {
+        tt_tensor_list expected = tt_tensors_of(made.step ? 1 : 2, outputs);
+        with_collectives(tt_tensors_of(INPUTS, inputs[0]), outputs, &made);
+        tt_tensor_list results = tt_compiled_call(fast, tt_tensors_of(INPUTS, inputs[1]));
+        for (int side = 0; side < 2 && !made.step; side++) {
+            tt_tensor *const *at = side == 0 ? expected.at : results.at;
+            if (results.count == 2 && (tt_requires_grad(at[0]) || tt_requires_grad(at[1])))
+                tt_backward(tt_add(tt_sum(at[0]), at[1]), NULL);
+        }
+        if (tt_error_show() != TUTTI_OK)
+            FAIL("seed %llu, mode %zu, with %s: %s", (unsigned long long)seed, mode, with != NULL ? with : "nothing",
+                 tutti_error_message());
+        CHECK_EQ(results.count, expected.count);
+        for (int i = 0; i < INPUTS; i++)
+            if ((i < (int)results.count && !same_bits(tt_detach(results.at[i]), tt_detach(expected.at[i]))) ||
+                !same_bits(tt_detach(inputs[0][i]), tt_detach(inputs[1][i])) ||
+                !same_or_absent(tt_grad(inputs[0][i]), tt_grad(inputs[1][i])))
+                FAIL("seed %llu, mode %zu, with %s, call %d: %d differs", (unsigned long long)seed, mode,
+                     with != NULL ? with : "nothing", step, i);
+    }
+    tt_wait_all(tutti_group_world(group)); /* what nobody used nobody has waited for */
+    CHECK_OK(tutti_barrier(group, NULL));
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST_WORLD_THREADS(random_functions_with_collectives_leave_what_eager_code_leaves, 2) {
+    const char *seed = test_option("seed"), *given = test_option("count");
+    uint64_t first = seed != NULL ? strtoull(seed, NULL, 10) : 1;
+    int count = given != NULL ? atoi(given) : test_sanitized() ? 2 : 10;
+    for (int i = 0; i < count; i++)
+        EACH_MODE compare_on_ranks(first + (uint64_t)i, tutti_world_group(world), mode);
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
 }
 
 TEST_LIMIT(random_functions_compiled_leave_what_eager_code_leaves, 600) {
