@@ -343,6 +343,63 @@ def compiled(rank, size, gloo):
     same(fast(x), function(x) + 0)
 
 
+def symmetric(rank, size, gloo):
+    import tutti.torch.symm_mem as symm_mem
+    name = dist.group.WORLD.group_name
+    tensor = symm_mem.empty(4, 3)
+    handle = symm_mem.rendezvous(tensor, dist.group.WORLD)
+    assert symm_mem.is_symm_mem_tensor(tensor) and not symm_mem.is_symm_mem_tensor(torch.ones(1)) and symm_mem.rendezvous(tensor, name) is handle
+    assert handle.rank == rank and handle.world_size == size and handle.buffer_size >= 48
+    tensor.fill_(rank)
+    handle.barrier()
+    after = (rank + 1) % size
+    same(handle.get_buffer(after, (4, 3), torch.float32), torch.full((4, 3), float(after)))
+    handle.barrier()
+    handle.get_buffer(after, (3,), torch.float32, 3).fill_(100 + rank)  # its second row
+    handle.put_signal(after)
+    handle.wait_signal((rank - 1) % size)
+    same(tensor[1], torch.full((3,), 100.0 + (rank - 1) % size))
+    raises(dist.DistBackendError, handle.get_buffer, size, (1,), torch.float32)
+    raises(dist.DistBackendError, handle.get_buffer, 0, (1 << 20,), torch.float32)
+    error = raises(dist.DistBackendError, handle.wait_signal, after, 1, 50)
+    assert error.status == "TIMEOUT", error
+    raises(ValueError, symm_mem.rendezvous, torch.ones(2), name)
+    x = symm_mem.empty(1000)
+    x.copy_(data(rank, (1000,), torch.float32))
+    total = torch.stack([data(other, (1000,), torch.float32) for other in range(size)]).sum(0)
+    same(torch.ops.symm_mem.one_shot_all_reduce(x, "sum", name), total)
+    same(torch.ops.symm_mem.two_shot_all_reduce_(x, "sum", name), total)
+    del tensor, handle, x
+    A, B = [data(other, (2, 6, 8), torch.float32) for other in range(size)], data(9, (8, 5), torch.float32)
+    for dim in (0, 1, 2):
+        whole = torch.cat(A, dim)
+        right = B if dim < 2 else data(9, (8 * size, 5), torch.float32)
+        gathered, (product,) = torch.ops.symm_mem.fused_all_gather_matmul(A[rank], [right], dim, name)
+        same(gathered, whole)
+        same(product, whole @ right)
+    wide = [data(other, (2 * size, 3 * size, 8), torch.float32, 1) for other in range(size)]
+    summed = torch.stack([each @ B for each in wide]).sum(0)
+    for dim in (0, 1):
+        same(torch.ops.symm_mem.fused_matmul_reduce_scatter(wide[rank], B, "sum", dim, name), summed.chunk(size, dim)[rank])
+    meta = torch.ops.tutti.fused_matmul_reduce_scatter(wide[rank].to("meta"), B.to("meta"), "sum", 1, name)
+    assert meta.shape == (2 * size, 3, 5)
+    # Gradients: a column-wise and a row-wise layer, against the same on one rank.
+    torch.manual_seed(5)
+    first, second, rows = (torch.randn(shape, dtype=torch.float64) for shape in ((8, 4 * size), (4 * size, 8), (2 * size, 8)))
+    own = [part.clone().requires_grad_() for part in (rows.chunk(size)[rank], first.chunk(size, 1)[rank], second.chunk(size)[rank])]
+    hidden = torch.relu(torch.ops.tutti.fused_all_gather_matmul(own[0], own[1].contiguous(), 0, name))
+    result = torch.ops.tutti.fused_matmul_reduce_scatter(hidden, own[2], "sum", 0, name)
+    result.square().sum().backward()
+    reference = [part.clone().requires_grad_() for part in (rows, first, second)]
+    expected = torch.relu(reference[0] @ reference[1]) @ reference[2]
+    expected.square().sum().backward()
+    same(result, expected.chunk(size)[rank])
+    same([part.grad for part in own], [reference[0].grad.chunk(size)[rank], reference[1].grad.chunk(size, 1)[rank], reference[2].grad.chunk(size)[rank]])
+    leaf = data(rank, (5,), torch.float32).requires_grad_()
+    torch.ops.tutti.one_shot_all_reduce(leaf, "sum", name).sum().backward()
+    same(leaf.grad, torch.full((5,), float(size)))
+
+
 def errors(rank, size, gloo):
     text = str(raises(TypeError, dist.all_reduce, torch.eye(2).to_sparse()))
     assert "sparse" in text and "to_dense" in text, text
@@ -362,11 +419,13 @@ def errors(rank, size, gloo):
 
 
 def twice(rank, size, gloo):
+    import tutti.torch.symm_mem  # noqa: F401
     dist.destroy_process_group()
     dist.init_process_group("tutti", rank=rank, world_size=size, store=dist.FileStore(os.environ["TEST_MEET"] + "-again", size), timeout=LONG)
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     assert tensor.item() == size
+    same(torch.ops.tutti.one_shot_all_reduce(torch.ones(3), "sum", dist.group.WORLD.group_name), torch.full((3,), float(size)))
     mixed = str(raises(ValueError, dist.new_group, list(range(size)), backend="cpu:tutti,cuda:gloo"))
     assert "tutti" in mixed, mixed
 
@@ -412,12 +471,12 @@ def run(name, size):
             process.start()
         for process in ranks:
             process.join()
-        for rank, process in enumerate(ranks):
-            expected = -signal.SIGKILL if name == "death" and rank == size - 1 else 0
-            if process.exitcode != expected:
-                path = pathlib.Path(folder, f"{name}.{rank}.result")
-                print(f"FAILED {name}: rank {rank} of {size} ended with {process.exitcode}\n{pickle.loads(path.read_bytes()) if path.exists() else ''}")
-                return False
+        bad = [rank for rank, process in enumerate(ranks) if process.exitcode != (-signal.SIGKILL if name == "death" and rank == size - 1 else 0)]
+        for rank in bad:
+            path = pathlib.Path(folder, f"{name}.{rank}.result")
+            print(f"FAILED {name}: rank {rank} of {size} ended with {ranks[rank].exitcode}\n{pickle.loads(path.read_bytes()) if path.exists() else ''}", flush=True)
+        if bad:
+            return False
     print(f"ok {name} with {size} ranks", flush=True)
     return True
 
@@ -425,7 +484,7 @@ def run(name, size):
 if __name__ == "__main__":
     chosen = sys.argv[1:]
     tests = [("reductions+moves+messages+works+groups+functional", 2), ("moves+messages+groups+errors", 3), ("data_parallel+fully_sharded+tensors_and_meshes", 2),
-             ("data_parallel+tensors_and_meshes", 4), ("compiled+twice", 2), ("death", 3)]
+             ("data_parallel+tensors_and_meshes", 4), ("symmetric+compiled+twice", 2), ("symmetric", 3), ("death", 3)]
     good = [run(name, size) for name, size in tests if not chosen or any(word in name for word in chosen)]
     print(f"{sum(good)} passed, {len(good) - sum(good)} failed")
     sys.exit(0 if all(good) else 1)

@@ -170,7 +170,7 @@ class ProcessGroup(dist.ProcessGroup):
             self._handle = handle.value
             self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_group_release, self._handle)
             self._release.atexit = False
-        self._size = options.group_size
+        self._size, self._workspace = options.group_size, None  # the latter is symm_mem's
         self._plain = _Call()
         self._plain_at = ctypes.byref(self._plain)
 
@@ -221,7 +221,7 @@ class ProcessGroup(dist.ProcessGroup):
             return
         if self._queue is not None:
             self._queue.put(None)
-        self._handle = None
+        self._handle = self._workspace = None
         if self._owns:
             if _worlds.get(os.getpid()) is self._world:
                 del _worlds[os.getpid()]

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's symmetric memory on CPUs: the names and meanings of torch.distributed._symmetric_memory, for tensors of the CPU and groups of the backend tutti.
+
+    import tutti.torch.symm_mem as symm_mem
+
+    t = symm_mem.empty(1024)
+    handle = symm_mem.rendezvous(t, dist.group.WORLD)
+    t.fill_(rank)
+    handle.barrier()
+    neighbour = handle.get_buffer((rank + 1) % size, (1024,), torch.float32)      # its memory, where it lies
+
+Importing it also gives torch.ops.symm_mem.* (one_shot_all_reduce, fused_all_gather_matmul ...) kernels for the CPU, and defines torch.ops.tutti.* for those of
+them that can be differentiated.
+"""
+import ctypes
+import os
+import weakref
+
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory  # noqa: F401  defines the operations
+
+from .. import _interrupt
+from .._library import lib, struct
+from ..world import _nanoseconds, _release_here
+from .group import _DTYPES, _REDUCTIONS, ProcessGroup, _number, _worlds
+from .work import raise_error
+
+_Call = struct("tutti_call")
+
+
+def _resolve(group):
+    """A process group, given as that or by its name."""
+    if isinstance(group, str):
+        group = dist.distributed_c10d._resolve_process_group(group)
+    if not isinstance(group, ProcessGroup):
+        raise ValueError(f"tutti: symmetric memory of the CPU needs a process group of the backend tutti, not of {dist.get_backend(group)}")
+    if group._handle is None:
+        raise dist.DistBackendError("tutti: this process group was destroyed")
+    return group
+
+
+def _checked(group, function, *arguments):
+    status = _interrupt.call(group._world._handle, function, *arguments)
+    if status:
+        raise_error(status)
+
+
+def _tensor_over(address, shape, dtype, owner):
+    """A tensor where something lies; it keeps the owner."""
+    count = 1
+    for size in shape:
+        count *= size
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    block = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    block._owner = owner
+    return torch.frombuffer(block, dtype=dtype).view(shape)
+
+
+class _Block:
+    """A block of symmetric memory; tensors over it keep it."""
+
+    def __init__(self, handle):
+        self.handle, self.address, self.rendezvoused = handle, lib.tutti_memory_data(handle), []
+        self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_memory_release, handle)
+        self._release.atexit = False
+
+
+_blocks = weakref.WeakValueDictionary()  # by address
+
+
+def empty(*size, dtype=None, device=None):
+    """As torch.empty, in symmetric memory of the default group's world. Local; rendezvous makes it reachable."""
+    size = tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list, torch.Size)) else size
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if device is not None and torch.device(device).type != "cpu":
+        raise TypeError(f"tutti: symmetric memory on {device}: here it is for the CPU; torch.distributed._symmetric_memory has others")
+    world = _worlds.get(os.getpid())
+    if world is None:
+        raise RuntimeError('tutti: symmetric memory needs the default process group: dist.init_process_group("tutti")')
+    count = 1
+    for each in size:
+        count *= each
+    handle = ctypes.c_void_p()
+    status = lib.tutti_memory_alloc(world._handle, max(1, count) * dtype.itemsize, None, ctypes.byref(handle))
+    if status:
+        raise_error(status)
+    block = _Block(handle.value)
+    _blocks[block.address] = block
+    return _tensor_over(block.address, size, dtype, block)
+
+
+def _block_of(tensor):
+    return _blocks.get(tensor.untyped_storage().data_ptr())
+
+
+def is_symm_mem_tensor(tensor):
+    """Whether it lies in symmetric memory that `empty` gave."""
+    return tensor.is_cpu and _block_of(tensor) is not None
+
+
+class SymmetricMemory:
+    """What rendezvous returns: the blocks of all ranks of a group."""
+
+    def __init__(self, group, tensor, peers):
+        self._group, self._peers, self.device = group, peers, torch.device("cpu")
+        self.rank, self.world_size, self.group_name = group.rank(), group.size(), group.group_name
+        self.buffer_size, self.signal_pad_size = lib.tutti_peers_bytes(peers), lib.tutti_peers_pad_bytes(peers)
+        self.offset = tensor.storage_offset() * tensor.element_size()
+        self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_peers_release, peers)
+        self._release.atexit = False
+
+    buffer_ptrs = property(lambda self: [lib.tutti_peers_buffer(self._peers, rank) for rank in range(self.world_size)])
+    signal_pad_ptrs = property(lambda self: [lib.tutti_peers_signal_pad(self._peers, rank) for rank in range(self.world_size)])
+    multicast_ptr = 0  # there is no switch between processors
+
+    @staticmethod
+    def has_multicast_support(device_type=None, device_index=0):
+        return False
+
+    def _view(self, function, rank, sizes, dtype, storage_offset):
+        view = struct("tutti_view")()
+        number = _DTYPES.get(dtype)
+        if number is None:
+            raise TypeError(f"tutti: {dtype} is no element type of the library")
+        sizes = tuple(sizes)
+        status = function(self._peers, rank, (ctypes.c_int64 * max(1, len(sizes)))(*sizes), len(sizes), number, storage_offset, ctypes.byref(view))
+        if status:
+            raise_error(status)
+        return _tensor_over(view.data, sizes, dtype, self)
+
+    def get_buffer(self, rank, sizes, dtype, storage_offset=0):
+        """A part of a rank's block as a tensor over that very memory; storage_offset in elements."""
+        return self._view(lib.tutti_peers_get_buffer, rank, sizes, dtype, storage_offset)
+
+    def get_signal_pad(self, rank, sizes=(), dtype=None, storage_offset=0):
+        """A rank's signal pad, or a part of it."""
+        dtype = torch.uint32 if dtype is None else dtype
+        sizes = sizes if len(sizes) else (self.signal_pad_size // dtype.itemsize - storage_offset,)
+        return self._view(lib.tutti_peers_get_signal_pad, rank, sizes, dtype, storage_offset)
+
+    def get_remote_tensor(self, rank, sizes, dtype):
+        """The tensor of a rank that lies where the one given to rendezvous does."""
+        return self.get_buffer(rank, sizes, dtype, self.offset // dtype.itemsize)
+
+    def _call(self, function, *arguments, timeout_ms):
+        call = _Call(timeout_ns=_nanoseconds(timeout_ms / 1e3 if timeout_ms else None))
+        _checked(self._group, function, self._peers, *arguments, ctypes.byref(call))
+
+    def barrier(self, channel=0, timeout_ms=0):
+        """Of all ranks; each then sees what the others have written."""
+        self._call(lib.tutti_peers_barrier, channel, timeout_ms=timeout_ms)
+
+    def put_signal(self, dst_rank, channel=0, timeout_ms=0):
+        """Tells a rank; waits while the last signal on this channel was not taken yet."""
+        self._call(lib.tutti_peers_signal, dst_rank, channel, timeout_ms=timeout_ms)
+
+    def wait_signal(self, src_rank, channel=0, timeout_ms=0):
+        """Takes the signal of a rank, and sees what it has written before."""
+        self._call(lib.tutti_peers_wait_signal, src_rank, channel, timeout_ms=timeout_ms)
+
+
+def rendezvous(tensor, group):
+    """Collective: maps the blocks of all ranks of the group. The tensor is one of `empty`, or a part of it. A second call for the same block and group is local."""
+    group, block = _resolve(group), _block_of(tensor)
+    if block is None:
+        raise ValueError("tutti: the tensor does not lie in symmetric memory; symm_mem.empty makes one that does")
+    for handle in block.rendezvoused:
+        if handle._group is group:
+            return handle
+    peers = ctypes.c_void_p()
+    _checked(group, lib.tutti_memory_rendezvous, block.handle, group._handle, ctypes.byref(peers))
+    handle = SymmetricMemory(group, tensor, peers.value)
+    block.rendezvoused.append(handle)
+    return handle
+
+
+def get_symm_mem_workspace(group_name, min_size):
+    """A block of at least min_size bytes that all operations of the group share. Collective when it has to grow."""
+    group = _resolve(group_name)
+    if group._workspace is None or group._workspace.numel() < min_size:
+        group._workspace = empty(max(min_size, 1 << 16), dtype=torch.uint8)
+    return rendezvous(group._workspace, group)
+
+
+def enable_symm_mem_for_group(group_name):
+    """Nothing has to be switched on; a group of another backend is refused."""
+    _resolve(group_name)
+
+
+def is_symm_mem_enabled_for_group(group_name):
+    return isinstance(dist.distributed_c10d._resolve_process_group(group_name), ProcessGroup)
+
+
+# ---- operations ----
+
+def _op(name):
+    for kind, number in _REDUCTIONS.items():
+        if kind.name.lower() == name.lower():
+            return number
+    raise ValueError(f"tutti: there is no reduction {name!r}")
+
+
+def _dense(tensor, who):
+    if not tensor.is_contiguous():
+        raise ValueError(f"tutti: {who} wants tensors that are contiguous")
+    return tensor
+
+
+def _named(function, group, *arguments):
+    group = _resolve(group)
+    _checked(group, function, group._handle, *arguments, None)
+
+
+def _one_shot_out(input, reduce_op, group_name, out):
+    _named(lib.tutti_one_shot_all_reduce, group_name, _dense(input, "one_shot_all_reduce").data_ptr(), _dense(out, "one_shot_all_reduce").data_ptr(), input.numel(),
+           _number(input, "one_shot_all_reduce"), _op(reduce_op))
+    return out
+
+
+def _one_shot(input, reduce_op, group_name):
+    return _one_shot_out(input, reduce_op, group_name, torch.empty_like(input))
+
+
+def _one_shot_copy_out(symm_buffer, local_input, reduce_op, group_name, out):
+    source = local_input.contiguous()
+    _named(lib.tutti_one_shot_all_reduce_copy, group_name, symm_buffer.data_ptr(), symm_buffer.numel(), source.data_ptr(), _dense(out, "one_shot_all_reduce").data_ptr(),
+           source.numel(), _number(source, "one_shot_all_reduce"), _op(reduce_op))
+    return out
+
+
+def _one_shot_copy(symm_buffer, local_input, reduce_op, group_name):
+    return _one_shot_copy_out(symm_buffer, local_input, reduce_op, group_name, torch.empty_like(local_input, memory_format=torch.contiguous_format))
+
+
+def _two_shot(input, reduce_op, group_name):
+    _named(lib.tutti_two_shot_all_reduce, group_name, _dense(input, "two_shot_all_reduce").data_ptr(), input.numel(), _number(input, "two_shot_all_reduce"),
+           _op(reduce_op))
+    return input
+
+
+def _two_shot_out(input, reduce_op, group_name, output):
+    _named(lib.tutti_two_shot_all_reduce_out, group_name, _dense(input, "two_shot_all_reduce").data_ptr(), _dense(output, "two_shot_all_reduce").data_ptr(),
+           input.numel(), _number(input, "two_shot_all_reduce"), _op(reduce_op))
+    return output
+
+
+def _reduce_scatter_out(input, group_name, split_last_dim, output):
+    columns = input.shape[-1] if input.dim() else 1
+    _named(lib.tutti_reduce_scatter_out, group_name, _dense(input, "reduce_scatter").data_ptr(), _dense(output, "reduce_scatter").data_ptr(),
+           input.numel() // max(1, columns), columns, split_last_dim, _number(input, "reduce_scatter"), _op("sum"))
+    return output
+
+
+def _low_contention_all_gather(tensor, group_name):
+    source = tensor.contiguous()
+    out = source.new_empty((source.shape[0] * _resolve(group_name).size(), *source.shape[1:]))
+    _named(lib.tutti_low_contention_all_gather, group_name, source.data_ptr(), out.data_ptr(), source.numel(), _number(source, "all_gather"))
+    return out
+
+
+def _low_contention_reduce_scatter(tensor, reduce_op, group_name):
+    source, size = tensor.contiguous(), _resolve(group_name).size()
+    if source.shape[0] % size:
+        raise ValueError(f"tutti: reduce_scatter: {source.shape[0]} rows cannot be cut into {size} parts")
+    out = source.new_empty((source.shape[0] // size, *source.shape[1:]))
+    _named(lib.tutti_low_contention_reduce_scatter, group_name, source.data_ptr(), out.data_ptr(), out.numel(), _number(source, "reduce_scatter"), _op(reduce_op))
+    return out
+
+
+def _get_remote_tensors(x, group_name):
+    handle = rendezvous(x, group_name)
+    offset = x.storage_offset()
+    return [handle.get_buffer(rank, x.shape, x.dtype, offset) for rank in range(handle.world_size)]
+
+
+def _fused_all_gather_matmul(A, Bs, gather_dim, group_name, *, return_A=True):
+    """Each rank multiplies its own rows first, then those of the others where they lie. Nothing is gathered unless A is asked for."""
+    group = _resolve(group_name)
+    rank, size, gather_dim = group.rank(), group.size(), gather_dim % A.dim()
+    if gather_dim == A.dim() - 1:  # along the inner dimension every product needs all of it
+        parts = A.movedim(gather_dim, 0).contiguous()
+        whole = _low_contention_all_gather(parts, group_name).movedim(0, gather_dim).contiguous()
+        return (whole if return_A else None), [whole @ B for B in Bs]
+    moved = A.movedim(gather_dim, 0)
+    rows = moved.reshape(-1, A.shape[-1])
+    if is_symm_mem_tensor(A) and moved.is_contiguous():
+        handle, first = rendezvous(A, group_name), A.storage_offset()
+    else:
+        handle, first = get_symm_mem_workspace(group_name, rows.numel() * rows.element_size()), 0
+        handle.get_buffer(rank, rows.shape, rows.dtype).copy_(rows)
+    outputs = [A.new_empty((size * rows.shape[0], B.shape[1])) for B in Bs]
+    whole = A.new_empty((size * rows.shape[0], rows.shape[1])) if return_A else None
+
+    def use(shard, other):
+        place = slice(other * rows.shape[0], (other + 1) * rows.shape[0])
+        for B, output in zip(Bs, outputs):
+            torch.mm(shard, B, out=output[place])
+        if whole is not None:
+            whole[place] = shard
+    use(rows, rank)
+    handle.barrier()  # the others' rows are there
+    for step in range(1, size):
+        other = (rank + step) % size
+        use(handle.get_buffer(other, rows.shape, rows.dtype, first), other)
+    handle.barrier()  # nobody reads mine any more
+
+    def unflatten(flat):
+        return flat.view(size * moved.shape[0], *moved.shape[1:-1], -1).movedim(0, gather_dim)
+    return (unflatten(whole) if return_A else None), [unflatten(output) for output in outputs]
+
+
+def _fused_matmul_reduce_scatter(A, B, reduce_op, scatter_dim, group_name):
+    """Each rank multiplies the rows of the others first and its own last; an owner adds up what is its own, in the order of the ranks, in f32."""
+    group = _resolve(group_name)
+    rank, size, scatter_dim = group.rank(), group.size(), scatter_dim % A.dim()
+    if reduce_op not in ("sum", "avg"):
+        raise ValueError("tutti: fused_matmul_reduce_scatter adds or averages")
+    if scatter_dim == A.dim() - 1:
+        product = (A @ B).movedim(-1, 0).contiguous()
+        return _low_contention_reduce_scatter(product, reduce_op, group_name).movedim(0, -1)
+    if A.shape[scatter_dim] % size:
+        raise ValueError(f"tutti: {A.shape[scatter_dim]} rows cannot be cut into {size} parts")
+    moved = A.movedim(scatter_dim, 0)
+    rows = moved.reshape(size, -1, A.shape[-1])
+    shape = (rows.shape[1], B.shape[1])
+    count = shape[0] * shape[1]
+    handle = get_symm_mem_workspace(group_name, size * count * A.element_size())
+    for step in range(1, size + 1):
+        owner = (rank + step) % size
+        torch.mm(rows[owner], B, out=handle.get_buffer(rank, shape, A.dtype, owner * count))
+    handle.barrier()
+    wide = torch.float32 if A.dtype in (torch.bfloat16, torch.float16) else A.dtype
+    total = handle.get_buffer(0, shape, A.dtype, rank * count).to(wide, copy=True)
+    for other in range(1, size):
+        total += handle.get_buffer(other, shape, A.dtype, rank * count)
+    if reduce_op == "avg":
+        total /= size
+    handle.barrier()
+    return total.to(A.dtype).view(moved.shape[0] // size, *moved.shape[1:-1], -1).movedim(0, scatter_dim)
+
+
+_kernels = torch.library.Library("symm_mem", "IMPL", "CPU")
+for _name, _function in {"one_shot_all_reduce": _one_shot, "one_shot_all_reduce_out": _one_shot_out, "one_shot_all_reduce_copy": _one_shot_copy,
+                         "one_shot_all_reduce_copy_out": _one_shot_copy_out, "two_shot_all_reduce_": _two_shot, "two_shot_all_reduce_out": _two_shot_out,
+                         "reduce_scatter_out": _reduce_scatter_out, "_low_contention_all_gather": _low_contention_all_gather,
+                         "_low_contention_reduce_scatter": _low_contention_reduce_scatter, "get_remote_tensors": _get_remote_tensors,
+                         "fused_all_gather_matmul": _fused_all_gather_matmul, "fused_matmul_reduce_scatter": _fused_matmul_reduce_scatter}.items():
+    if hasattr(torch.ops.symm_mem, _name):  # versions differ
+        _kernels.impl(_name, _function)
+
+
+# ---- the same with gradients, under a name of their own ----
+
+def _size_of(group_name):
+    return dist.distributed_c10d._resolve_process_group(group_name).size()
+
+
+@torch.library.custom_op("tutti::one_shot_all_reduce", mutates_args=())
+def one_shot_all_reduce(input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+    """Any tensor, which goes through the group's workspace where it is not symmetric."""
+    source = input.contiguous()
+    if is_symm_mem_tensor(source):
+        return _one_shot(source, reduce_op, group_name)
+    handle = get_symm_mem_workspace(group_name, source.numel() * source.element_size())
+    return _one_shot_copy(handle.get_buffer(handle.rank, source.shape, source.dtype), source, reduce_op, group_name)
+
+
+@torch.library.custom_op("tutti::fused_all_gather_matmul", mutates_args=())
+def fused_all_gather_matmul(A: torch.Tensor, B: torch.Tensor, gather_dim: int, group_name: str) -> torch.Tensor:
+    """The rows of all ranks times B."""
+    return _fused_all_gather_matmul(A, [B], gather_dim, group_name, return_A=False)[1][0].contiguous()
+
+
+@torch.library.custom_op("tutti::fused_matmul_reduce_scatter", mutates_args=())
+def fused_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> torch.Tensor:
+    """The sum over the ranks of A times B, of which each rank gets its rows."""
+    return _fused_matmul_reduce_scatter(A, B, reduce_op, scatter_dim, group_name).contiguous()
+
+
+@one_shot_all_reduce.register_fake
+def _(input, reduce_op, group_name):
+    return torch.empty_like(input, memory_format=torch.contiguous_format)
+
+
+@fused_all_gather_matmul.register_fake
+def _(A, B, gather_dim, group_name):
+    shape = [*A.shape[:-1], B.shape[1]]
+    if gather_dim % A.dim() != A.dim() - 1:
+        shape[gather_dim] *= _size_of(group_name)
+    return A.new_empty(shape)
+
+
+@fused_matmul_reduce_scatter.register_fake
+def _(A, B, reduce_op, scatter_dim, group_name):
+    shape = [*A.shape[:-1], B.shape[1]]
+    shape[scatter_dim] //= _size_of(group_name)
+    return A.new_empty(shape)
+
+
+def _remember(ctx, inputs, output):
+    tensors = [entry for entry in inputs if isinstance(entry, torch.Tensor)]
+    ctx.save_for_backward(*tensors)
+    ctx.rest = [entry for entry in inputs if not isinstance(entry, torch.Tensor)]
+
+
+def _linear(reduce_op, who):
+    if reduce_op not in ("sum", "avg"):
+        raise NotImplementedError(f"tutti: {who} with {reduce_op!r} has no gradient; sum and avg have")
+
+
+def _one_shot_backward(context, gradient):
+    reduce_op, group_name = context.rest
+    _linear(reduce_op, "one_shot_all_reduce")
+    return torch.ops.tutti.one_shot_all_reduce(gradient, reduce_op, group_name), None, None
+
+
+def _flat(tensor):
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def _gather_matmul_backward(context, gradient):
+    """Of rows that were gathered: the gradient is added up and scattered, which is the other fused operation."""
+    A, B = context.saved_tensors
+    gather_dim, group_name = context.rest
+    if gather_dim % A.dim() == A.dim() - 1:
+        raise NotImplementedError("tutti: fused_all_gather_matmul along the inner dimension has no gradient")
+    of_a = torch.ops.tutti.fused_matmul_reduce_scatter(gradient, B.t().contiguous(), "sum", gather_dim, group_name)
+    moved = A.movedim(gather_dim, 0).contiguous()
+    whole = _low_contention_all_gather(moved, group_name).movedim(0, gather_dim)
+    return of_a, _flat(whole).t() @ _flat(gradient), None, None
+
+
+def _matmul_scatter_backward(context, gradient):
+    A, B = context.saved_tensors
+    reduce_op, scatter_dim, group_name = context.rest
+    size = _size_of(group_name)
+    scale = 1 / size if reduce_op == "avg" else 1
+    if scatter_dim % A.dim() == A.dim() - 1:
+        raise NotImplementedError("tutti: fused_matmul_reduce_scatter along the last dimension has no gradient")
+    whole, (of_a,) = _fused_all_gather_matmul(gradient.contiguous(), [B.t().contiguous()], scatter_dim, group_name)
+    return of_a.contiguous() * scale, _flat(A).t() @ _flat(whole) * scale, None, None, None
+
+
+one_shot_all_reduce.register_autograd(_one_shot_backward, setup_context=_remember)
+fused_all_gather_matmul.register_autograd(_gather_matmul_backward, setup_context=_remember)
+fused_matmul_reduce_scatter.register_autograd(_matmul_scatter_backward, setup_context=_remember)
