@@ -15,6 +15,7 @@
 #define TUTTI_BACKEND_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include <tutti/call.h>
 #include <tutti/group.h>
@@ -44,6 +45,16 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_backend_grow(tutti_world *world, cons
 /* Makes a module of the program's own kernels (a CUmodule) ready for the library's device functions, such as those of
  * nvshmem.h. Local. The backend must be open; one without such functions is TUTTI_ERROR_UNSUPPORTED. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_backend_module(tutti_world *world, const char *name, void *module);
+
+/* The library's own object for a group, for kernels and calls of the program's: a team of NVSHMEM (nvshmem_team_t), in
+ * which a member has its rank in the group. Any set of ranks has one. Collective over the group and bounded by
+ * call->timeout_ns at the first call for a group; kept until the group is released. It stays Tutti's.
+ *
+ * TUTTI_ERROR_LIMIT where there are as many as TUTTI_NVSHMEM_TEAMS allows, and TUTTI_ERROR_UNSUPPORTED where the
+ * library has none (processes that share a GPU without their share of MPS) or the backend no such thing: on all
+ * members, and they end nothing. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_backend_team(tutti_group *group, const char *name, const tutti_call *call,
+                                                        int32_t *team);
 
 /* Lends a communicator of the program's own library (an ncclComm_t) to the group's collectives and symmetric memory by
  * that backend, in place of one that Tutti would make. Local; every member gives one before the group's first use of

@@ -262,6 +262,9 @@ typedef struct tu_backend {
     /* One line about the library behind the backend, for `tutti info`: its version, where it lies, what it can. Empty
      * where there is nothing to tell; it writes no error. NULL: likewise. */
     void (*describe)(const tu_backend_host *host, char *text, size_t bytes);
+    /* The library's object for a group, by all its members; NULL: there is no such thing. UNSUPPORTED and LIMIT come on
+     * all members alike. */
+    tutti_status (*team)(void *state, tutti_group *group, int64_t deadline, int32_t *team);
 } tu_backend;
 
 /* The built-in one: backend/shm. */

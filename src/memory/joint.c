@@ -271,3 +271,39 @@ tutti_status tutti_backend_communicator(tutti_group *group, const char *name, vo
         status = tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s takes no communicators of programs", name);
     return status == TUTTI_OK ? backend->communicator(state, group, communicator) : status;
 }
+
+static tutti_status make_team(const tu_backend *backend, void *state, tutti_group *group, int64_t timeout_ns,
+                              int32_t *team) {
+    tu_operation_info info = { .operation = TU_OPERATION_BACKEND_TEAM, .root = -1 };
+    int64_t deadline;
+    uint64_t ticket;
+    tutti_status status = tu_group_enter(group, timeout_ns, &info, &deadline, &ticket);
+    if (status == TU_FAULT_SKIP)
+        return tu_error(TUTTI_ERROR_FAULT, "an injected fault made this rank skip backend_team %llu of group %s",
+                        (unsigned long long)info.sequence, group->name);
+    if (status != TUTTI_OK)
+        return status;
+    status = backend->team(state, group, deadline, team);
+    return status == TUTTI_ERROR_UNSUPPORTED || status == TUTTI_ERROR_LIMIT
+               ? tu_group_leave_agreement(group, ticket, status)
+               : tu_group_leave(group, &info, ticket, status);
+}
+
+tutti_status tutti_backend_team(tutti_group *group, const char *name, const tutti_call *call, int32_t *team) {
+    int64_t timeout_ns;
+    TU_INSIDE_GROUP(group);
+    if (group == NULL || group == TUTTI_NON_GROUP_MEMBER || team == NULL)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_backend_team needs a group that this rank is a member of, and a "
+                                              "place for its result");
+    tutti_status status = begin_call(group->world, "tutti_backend_team", name, call, &timeout_ns);
+    const tu_backend *backend;
+    void *state;
+    tu_memory_group *attached; /* with it, backends are told when the group goes away */
+    if (status == TUTTI_OK)
+        status = tu_memory_group_get(group, &attached);
+    if (status == TUTTI_OK)
+        status = tu_backend_open(group->world, name, &backend, &state);
+    if (status == TUTTI_OK && backend->team == NULL)
+        status = tu_error(TUTTI_ERROR_UNSUPPORTED, "backend %s has no teams", name);
+    return status == TUTTI_OK ? make_team(backend, state, group, timeout_ns, team) : status;
+}

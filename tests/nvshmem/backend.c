@@ -178,6 +178,61 @@ TEST(heap_and_peers_of_two_ranks) {
     _exit(0);
 }
 
+/* ---- teams ---- */
+
+/* With four ranks one of the groups is no arithmetic progression. */
+static tutti_group *make_group(tutti_world *world, const int *ranks, int count) {
+    tutti_group *group;
+    CHECK_OK(tutti_group_new(world, ranks, count, NULL, &group));
+    return group;
+}
+
+static void make_teams(tutti_world *world, void *argument) {
+    (void)argument;
+    int size = tutti_world_size(world);
+    tutti_group *all = tutti_world_group(world), *pair = make_group(world, (int[]){ 0, 1 }, 2);
+    tutti_group *ends =
+        size > 3 ? make_group(world, (int[]){ 0, 1, 3 }, 3) : make_group(world, (int[]){ 0, size - 1 }, 2);
+    int32_t team = -1, again = -1;
+    open_backend(world);
+    CHECK_OK(tutti_backend_team(all, "nvshmem", NULL, &team));
+    CHECK_EQ(team, 0); /* NVSHMEM_TEAM_WORLD */
+    if (pair != TUTTI_NON_GROUP_MEMBER && size > 2) {
+        CHECK_OK(tutti_backend_team(pair, "nvshmem", NULL, &team));
+        CHECK(team > 0);
+        CHECK_OK(tutti_backend_team(pair, "nvshmem", NULL, &again));
+        CHECK_EQ(again, team);
+    }
+    if (pair != TUTTI_NON_GROUP_MEMBER)
+        tutti_group_release(pair);
+    pair = make_group(world, (int[]){ 0, 1 }, 2); /* the same members: the same team */
+    if (pair != TUTTI_NON_GROUP_MEMBER && size > 2) {
+        CHECK_OK(tutti_backend_team(pair, "nvshmem", NULL, &again));
+        CHECK_EQ(again, team);
+    }
+    CHECK_OK(tutti_barrier(all, NULL));
+    if (ends != TUTTI_NON_GROUP_MEMBER && size > 2) {
+        CHECK_STATUS(tutti_backend_team(ends, "nvshmem", NULL, &team), TUTTI_ERROR_LIMIT); /* one is all */
+        if (pair != TUTTI_NON_GROUP_MEMBER) /* who has one already says why */
+            CHECK_MESSAGE("TUTTI_NVSHMEM_TEAMS");
+        CHECK_OK(tutti_barrier(ends, NULL));
+    }
+    CHECK_STATUS(tutti_backend_team(all, "shm", NULL, &team), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_STATUS(tutti_backend_team(NULL, "nvshmem", NULL, &team), TUTTI_ERROR_ARGUMENT);
+    CHECK_OK(tutti_barrier(all, NULL));
+    if (pair != TUTTI_NON_GROUP_MEMBER)
+        tutti_group_release(pair);
+    if (ends != TUTTI_NON_GROUP_MEMBER)
+        tutti_group_release(ends);
+}
+
+TEST(any_group_has_a_team_that_is_kept_until_there_are_too_many) {
+    need(false);
+    setenv("TUTTI_NVSHMEM_TEAMS", "1", 1);
+    test_processes(rank_count(), make_teams, NULL);
+    _exit(0);
+}
+
 /* ---- libraries that are ill: by the stand-in alone ---- */
 
 typedef struct illness {
@@ -230,9 +285,13 @@ static void open_limited(tutti_world *world, void *argument) {
     CHECK_OK(tutti_memory_alloc(world, 4096, &on_gpu, &memory));
     use(memory, tutti_world_group(world));
     tutti_memory_release(memory);
+    int32_t team;
+    CHECK_STATUS(tutti_backend_team(tutti_world_group(world), "nvshmem", NULL, &team), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_MESSAGE("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
 }
 
-TEST(processes_that_share_a_gpu_without_mps_have_memory_and_signals) {
+TEST(processes_that_share_a_gpu_without_mps_have_memory_and_signals_but_no_teams) {
     need(false);
     if (!is_standin())
         SKIP("only a stand-in can be made so");

@@ -84,6 +84,10 @@ static tutti_status module(void *state, void *given) {
     return TUTTI_OK;
 }
 
+static tutti_status team(void *state, tutti_group *group, int64_t deadline, int32_t *result) {
+    return tu_nvshmem_team_get(state, group, deadline, false, result);
+}
+
 static void describe(const tu_backend_host *host, char *text, size_t bytes) {
     const tu_nvshmem_library *library;
     Dl_info place;
@@ -118,4 +122,5 @@ const tu_backend tutti_backend_v2 = {
     .grow = tu_nvshmem_grow,
     .module = module,
     .describe = describe,
+    .team = team,
 };

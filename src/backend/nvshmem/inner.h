@@ -33,12 +33,14 @@ typedef struct tu_nvshmem_slab {
     size_t blocks; /* that are carved from it */
 } tu_nvshmem_slab;
 
-/* A team of NVSHMEM, made for a group. */
+/* A team of NVSHMEM as a group has it. */
 typedef struct tu_nvshmem_team tu_nvshmem_team;
 struct tu_nvshmem_team {
-    const tutti_group *group;
+    const tutti_group *group; /* NULL: it went away; another of the same members has the same team */
     int32_t team;
     tu_nvshmem_team *next;
+    int count;
+    int pes[];
 };
 
 /* A slab of all members of a group, mapped in the group's order: alias.c. */
@@ -149,6 +151,7 @@ extern const tu_backend_memory tu_nvshmem_memory;
  * that nobody waits for it. */
 tutti_status tu_nvshmem_team_get(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, bool broken, int32_t *team);
 void tu_nvshmem_forget(void *state, tutti_group *group);
+void tu_nvshmem_teams_free(tu_nvshmem *nvshmem);
 
 /* ---- remote.c ---- */
 extern const tu_backend_remote tu_nvshmem_remote;

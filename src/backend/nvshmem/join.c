@@ -413,6 +413,7 @@ tutti_status tu_nvshmem_begin(tu_nvshmem *nvshmem) {
 
 void tu_nvshmem_end(tu_nvshmem *nvshmem) {
     free(nvshmem->pes);
+    tu_nvshmem_teams_free(nvshmem);
     tu_nvshmem_slabs_free(nvshmem);
     if (!nvshmem->holds)
         return;

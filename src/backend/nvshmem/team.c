@@ -40,8 +40,8 @@ static tutti_status refusal(const tu_nvshmem *nvshmem) {
                            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of those on one GPU add up to 100 at most");
     if (nvshmem->team_count >= nvshmem->team_limit)
         return host->error(TUTTI_ERROR_LIMIT,
-                           "there are %d teams of NVSHMEM already: allow more by TUTTI_NVSHMEM_TEAMS (and "
-                           "NVSHMEM_MAX_TEAMS), or release groups",
+                           "there are %d teams of NVSHMEM already: allow more by TUTTI_NVSHMEM_TEAMS, and by "
+                           "NVSHMEM_MAX_TEAMS",
                            nvshmem->team_count);
     return TUTTI_OK;
 }
@@ -87,16 +87,40 @@ static tutti_status make(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadli
     return status;
 }
 
-static tutti_status keep(tu_nvshmem *nvshmem, const tutti_group *group, int32_t team) {
-    tu_nvshmem_team *kept = malloc(sizeof *kept);
+static tutti_status keep(tu_nvshmem *nvshmem, const tutti_group *group, int32_t team, const offer *offers, bool made) {
+    int count = nvshmem->cuda.host->group_size(group);
+    tu_nvshmem_team *kept = malloc(sizeof *kept + (size_t)count * sizeof *kept->pes);
     if (kept == NULL)
         return nvshmem->cuda.host->error(TUTTI_ERROR_MEMORY, "out of memory for a team");
+    *kept = (tu_nvshmem_team){ .group = group, .team = team, .count = count };
+    for (int i = 0; i < count; i++)
+        kept->pes[i] = offers[i].pe;
     pthread_mutex_lock(&nvshmem->heap_lock);
-    *kept = (tu_nvshmem_team){ .group = group, .team = team, .next = nvshmem->teams };
+    kept->next = nvshmem->teams;
     nvshmem->teams = kept;
-    nvshmem->team_count += team != TU_NVSHMEM_TEAM_WORLD;
+    nvshmem->team_count += made;
     pthread_mutex_unlock(&nvshmem->heap_lock);
     return TUTTI_OK;
+}
+
+static bool has_members(const tu_nvshmem_team *kept, const offer *offers, int count) {
+    bool same = kept->count == count;
+    for (int i = 0; i < count && same; i++)
+        same = kept->pes[i] == offers[i].pe;
+    return same;
+}
+
+/* The team of another group of the same members, which may have gone: all members have it, since all of them made it.
+ */
+static bool find_same(tu_nvshmem *nvshmem, const offer *offers, int count, int32_t *team) {
+    pthread_mutex_lock(&nvshmem->heap_lock);
+    const tu_nvshmem_team *kept = nvshmem->teams;
+    while (kept != NULL && !has_members(kept, offers, count))
+        kept = kept->next;
+    if (kept != NULL)
+        *team = kept->team;
+    pthread_mutex_unlock(&nvshmem->heap_lock);
+    return kept != NULL;
 }
 
 static bool find(tu_nvshmem *nvshmem, const tutti_group *group, int32_t *team) {
@@ -124,30 +148,36 @@ tutti_status tu_nvshmem_team_get(tu_nvshmem *nvshmem, tutti_group *group, int64_
     if (own == TUTTI_OK && host->group_rank(group) == 0 && nvshmem->library->nvshmemx_team_get_uniqueid(&mine.id) != 0)
         mine.refused = TUTTI_ERROR_BACKEND;
     tutti_status status = host->exchange(group, "a team of NVSHMEM", &mine, sizeof mine, -1, deadline, offers, NULL);
-    if (status == TUTTI_OK)
+    bool everybody = status == TUTTI_OK && own != TUTTI_ERROR_UNSUPPORTED && is_everybody(nvshmem, offers, size);
+    bool made = status == TUTTI_OK && !everybody && !find_same(nvshmem, offers, size, team);
+    if (made)
         status = compare(nvshmem, group, offers, own);
-    if (status == TUTTI_OK && is_everybody(nvshmem, offers, size))
+    if (everybody)
         *team = TU_NVSHMEM_TEAM_WORLD;
-    else if (status == TUTTI_OK)
+    else if (made && status == TUTTI_OK)
         status = make(nvshmem, group, deadline, offers, team);
+    if (status == TUTTI_OK)
+        status = keep(nvshmem, group, *team, offers, made);
     free(offers);
-    return status == TUTTI_OK ? keep(nvshmem, group, *team) : status;
+    return status;
 }
 
-/* The group goes away. Destroying a team is collective, and a group goes away on one rank alone: NVSHMEM keeps it. */
 void tu_nvshmem_forget(void *state, tutti_group *group) {
     tu_nvshmem *nvshmem = state;
     pthread_mutex_lock(&nvshmem->heap_lock);
-    for (tu_nvshmem_team **link = &nvshmem->teams; *link != NULL;) {
-        tu_nvshmem_team *kept = *link;
-        if (kept->group != group) {
-            link = &kept->next;
-            continue;
-        }
-        *link = kept->next;
-        free(kept);
+    for (tu_nvshmem_team *kept = nvshmem->teams; kept != NULL; kept = kept->next) {
+        if (kept->group == group)
+            kept->group = NULL;
     }
     pthread_mutex_unlock(&nvshmem->heap_lock);
     tu_nvshmem_alias_drop(nvshmem, group);
     tu_cuda_forget(&nvshmem->cuda, group);
+}
+
+void tu_nvshmem_teams_free(tu_nvshmem *nvshmem) {
+    while (nvshmem->teams != NULL) {
+        tu_nvshmem_team *next = nvshmem->teams->next;
+        free(nvshmem->teams);
+        nvshmem->teams = next;
+    }
 }
