@@ -355,14 +355,49 @@ TEST(collectives_have_the_bits_of_the_cpu_where_blocks_lie_apart) {
     _exit(0);
 }
 
+/* The kernels of the program's own are those of the plug-in: the build has no others that are linked with NVSHMEM. */
+static void give_module(tutti_world *world, void *argument) {
+    const char *path = argument;
+    FILE *file = fopen(path, "rb");
+    CHECK(file != NULL);
+    CHECK_EQ(fseek(file, 0, SEEK_END), 0);
+    long bytes = ftell(file);
+    rewind(file);
+    char *image = malloc((size_t)bytes + 1);
+    CHECK_EQ(fread(image, 1, (size_t)bytes, file), (size_t)bytes);
+    fclose(file);
+    open_backend(world);
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW), *module = NULL, *context = NULL;
+    int (*retain)(void **, int) = (int (*)(void **, int))(uintptr_t)dlsym(driver, "cuDevicePrimaryCtxRetain");
+    int (*push)(void *) = (int (*)(void *))(uintptr_t)dlsym(driver, "cuCtxPushCurrent_v2");
+    int (*load)(void **, const void *) = (int (*)(void **, const void *))(uintptr_t)dlsym(driver, "cuModuleLoadData");
+    CHECK_EQ(retain(&context, 0), 0);
+    CHECK_EQ(push(context), 0);
+    CHECK_EQ(load(&module, image), 0);
+    CHECK_OK(tutti_backend_module(world, "nvshmem", module));
+    CHECK_STATUS(tutti_backend_module(world, "nvshmem", NULL), TUTTI_ERROR_ARGUMENT);
+    free(image);
+}
+
+TEST(a_module_of_the_program_is_made_ready_for_the_functions_of_nvshmem) {
+    need(true);
+    const char *path = getenv("TEST_NVSHMEM_MODULE");
+    if (path == NULL || access(path, R_OK) != 0)
+        SKIP("no kernels that are linked with NVSHMEM's device library");
+    test_processes(2, give_module, (void *)(uintptr_t)path);
+    _exit(0);
+}
+
 static void exchange_rows(tutti_world *world, void *argument) {
-    (void)argument;
+    const bool apart = *(const bool *)argument;
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_world_rank(world), size = tutti_world_size(world);
-    tutti_memory *memory;
+    tutti_memory *memory, *other = NULL;
     tutti_peers *peers;
     size_t rows = 64, splits_at = 2 * rows * sizeof(float);
     open_backend(world);
+    if (apart && rank == 0)
+        CHECK_OK(tutti_memory_alloc(world, 1 << 20, &on_gpu, &other)); /* so that offsets differ */
     CHECK_OK(tutti_memory_alloc(world, 65536, &on_gpu, &memory));
     CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
     char *data = tutti_memory_data(memory);
@@ -380,8 +415,17 @@ static void exchange_rows(tutti_world *world, void *argument) {
     layout.out = data + rows * sizeof(float);
     layout.out_rows = rows;
     layout.dtype = TUTTI_F32;
-    CHECK_OK(tutti_all_to_all_vdev(group, &layout, (int64_t *)(data + splits_at), (int64_t *)(data + splits_at + 512),
-                                   NULL));
+    tutti_status status =
+        tutti_all_to_all_vdev(group, &layout, (int64_t *)(data + splits_at), (int64_t *)(data + splits_at + 512), NULL);
+    if (apart) { /* peers pull from where the input lies, and cannot */
+        CHECK_EQ(status, TUTTI_ERROR_UNSUPPORTED);
+        CHECK_MESSAGE("same offset");
+        tutti_peers_release(peers);
+        tutti_memory_release(memory);
+        tutti_memory_release(other);
+        return;
+    }
+    CHECK_OK(status);
     read_back(peers, rows * sizeof(float), out, sizeof out);
     read_back(peers, splits_at + 512, got, sizeof(int64_t) * 2 * (size_t)size);
     CHECK_OK(tutti_group_check(group));
@@ -403,6 +447,12 @@ static void exchange_rows(tutti_world *world, void *argument) {
 
 TEST(rows_whose_splits_are_data_go_where_the_splits_say) {
     need(true);
-    test_processes(rank_count(), exchange_rows, NULL);
+    test_processes(rank_count(), exchange_rows, &(bool){ false });
+    _exit(0);
+}
+
+TEST(rows_that_peers_cannot_pull_are_refused_with_the_reason) {
+    need(true);
+    test_processes(rank_count(), exchange_rows, &(bool){ true });
     _exit(0);
 }

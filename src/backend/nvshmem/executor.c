@@ -4,6 +4,7 @@
  * own by descriptors or fabric handles. Blocks of NVSHMEM's heap that lie evenly are used where they lie, others go
  * through its staging.
  */
+#include "backend/cuda/control.h"
 #include "inner.h"
 
 /* What the kernels cannot reach where it lies counts as any other memory. */
@@ -13,7 +14,18 @@ static tu_device_place reachable(tu_device_place place) {
 }
 
 static tutti_status run(void *prepared, tu_device_task *task) {
+    bool symmetric = task->in_place.map != NULL;
     task->in_place = reachable(task->in_place);
+    if (task->shape == TU_DEVICE_VDEV && symmetric &&
+        task->in_place.map == NULL) { /* peers pull: it cannot be staged */
+        const tu_cuda_collective *collective = prepared;
+        return collective->cuda->host->error(
+            TUTTI_ERROR_UNSUPPORTED,
+            "%s: the input of NVSHMEM's heap is not mapped evenly by the members of group %s: its block must lie at "
+            "the "
+            "same offset on all of them (allocate in the same order), and all must be mapped",
+            task->name, collective->cuda->host->group_name(collective->group));
+    }
     task->out_place = reachable(task->out_place);
     return tu_cuda_executor.run(prepared, task);
 }
