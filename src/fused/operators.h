@@ -71,7 +71,7 @@ typedef struct tu_fused_block {
     tutti_dtype dtype;
     tutti_reduction reduction;
     int64_t columns;
-    int size, rank;
+    int size;
 } tu_fused_block;
 /* Adds the tiles of all ranks, as tu_scatter's accept. */
 tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from);

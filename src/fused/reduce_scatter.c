@@ -13,8 +13,10 @@
 
 /* ---- tiles ---- */
 
-/* A tile is in the caches when it is added. */
+/* A tile is in the caches when it is added. A block of few rows is made at once, before its first tile goes: then small
+ * ones keep both sides busy. */
 #define TILE_BYTES ((size_t)1 << 20)
+#define TILE_BYTES_OF_FEW_ROWS ((size_t)1 << 18)
 /* Rows of a product that packs the right matrix for them: fewer are enough where it is low. One that was packed once
  * for all and stays in a cache beside a tile needs no more rows than that has. */
 #define CHUNK_ROWS 512
@@ -33,7 +35,8 @@ static bool is_cut(int64_t rows, int64_t depth) {
 
 tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
                                const tu_right *right, bool by_rows) {
-    int64_t tile = block->row_bytes == 0 ? rows : (int64_t)(TILE_BYTES / block->row_bytes),
+    size_t tile_bytes = rows > least_rows(right->depth) ? TILE_BYTES : TILE_BYTES_OF_FEW_ROWS; /* alike on all ranks */
+    int64_t tile = block->row_bytes == 0 ? rows : (int64_t)(tile_bytes / block->row_bytes),
             least = right->packed == NULL        ? least_rows(right->depth)
                     : right->bytes <= TILE_BYTES ? 1
                                                  : CHUNK_ROWS_OF_LOW_DEPTH;
@@ -59,33 +62,13 @@ typedef struct reduction_job {
     const void *const *from;
 } reduction_job;
 
-/* What is added at once where others' tiles are fetched before: it stays in the first cache, or the second. */
-#define PIECE_BYTES ((size_t)32 << 10)
-
-/* Of each other rank a piece in `pieces`, or as they lie where that is NULL: `from` then is where to read them. */
-static void fetch_pieces(const tu_fused_block *block, const void **from, size_t bytes, char *pieces) {
-    for (int i = 0; i < block->size && pieces != NULL; i++) {
-        if (i == block->rank)
-            continue;
-        tu_fused_fetch(pieces, from[i], bytes);
-        from[i] = pieces;
-        pieces += PIECE_BYTES;
-    }
-}
-
 /* Rows that lie one after the other in the result, too. */
-static void reduce_run(const tu_fused_block *block, char *to, const void *const *from, int64_t skip, int64_t rows,
-                       char *pieces) {
+static void reduce_run(const tu_fused_block *block, char *to, const void *const *from, int64_t skip, int64_t rows) {
     const void *shifted[block->size]; /* a pointer per rank */
-    size_t element = tu_dtype_bytes[block->dtype], all = (size_t)rows * block->row_bytes,
-           most = pieces != NULL ? PIECE_BYTES : all;
-    for (size_t done = 0; done < all; done += most) {
-        size_t bytes = all - done < most ? all - done : most;
-        for (int i = 0; i < block->size; i++)
-            shifted[i] = (const char *)from[i] + (size_t)skip * block->row_bytes + done;
-        fetch_pieces(block, shifted, bytes, pieces);
-        tu_reduce(to + done, shifted, block->size, bytes / element, block->dtype, block->reduction, NULL, 0);
-    }
+    size_t offset = (size_t)skip * block->row_bytes;
+    for (int i = 0; i < block->size; i++)
+        shifted[i] = (const char *)from[i] + offset;
+    tu_reduce(to, shifted, block->size, (size_t)(rows * block->columns), block->dtype, block->reduction, NULL, 0);
 }
 
 /* Row i of a block goes by the scattered dimension first; in the result it lies where its dimensions say. */
@@ -98,16 +81,13 @@ static int64_t place_of_row(const tu_fused_block *block, int64_t row) {
 static void reduce_rows(void *context, int64_t begin, int64_t end) {
     const reduction_job *job = context;
     const tu_fused_block *block = job->block;
-    size_t room = (size_t)(block->size - 1) * PIECE_BYTES;
-    char *pieces = room > 0 ? tu_block_alloc(tu_self(), room) : NULL; /* without it tiles are read where they lie */
     while (begin < end) {
         int64_t run = block->before == 1 ? end - begin : block->behind - (job->first + begin) % block->behind;
         run = run < end - begin ? run : end - begin;
         reduce_run(block, block->out + (size_t)place_of_row(block, job->first + begin) * block->row_bytes, job->from,
-                   begin, run, pieces);
+                   begin, run);
         begin += run;
     }
-    tu_block_free(tu_self(), pieces, room);
 }
 
 tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from) {
@@ -191,7 +171,7 @@ static tutti_status accept(void *context, int64_t first, int64_t count, const vo
 }
 
 static partial_products partial_of(const tu_call *call, const tt_tensor *front, int dim, tutti_reduction reduction,
-                                   int size, int rank) {
+                                   int size) {
     const tt_tensor *out = call->outputs[0], *rhs = call->inputs[1];
     partial_products job = { .lhs = tu_fused_rows(front),
                              .rhs = { out->dtype, rhs->sizes[1], rhs->sizes[0], tu_fused_matrix(rhs), NULL, 0 },
@@ -204,8 +184,7 @@ static partial_products partial_of(const tu_call *call, const tt_tensor *front, 
                                         .dtype = out->dtype,
                                         .reduction = reduction,
                                         .out = tu_pointer(out),
-                                        .size = size,
-                                        .rank = rank } };
+                                        .size = size } };
     job.block.row_bytes = (size_t)job.block.columns * tu_dtype_bytes[out->dtype];
     if (job.last) {
         job.block.behind = job.rows;
@@ -236,8 +215,7 @@ tutti_status tu_fused_matmul_reduce_scatter_cpu(tu_call *call) {
     tt_tensor *front = rows_of(call->inputs[0], dim), *out = call->outputs[0];
     if (front == NULL)
         return tu_fused_refuse(attributes->group, who, TUTTI_ERROR_MEMORY);
-    partial_products job = partial_of(call, front, dim, attributes->reduction, tutti_group_size(attributes->group),
-                                      tutti_group_rank(attributes->group));
+    partial_products job = partial_of(call, front, dim, attributes->reduction, tutti_group_size(attributes->group));
     tu_fused_signature signature = tu_fused_sign(who);
     tu_fused_sign_text(&signature, " ");
     tu_fused_sign_text(&signature, tutti_reduction_name(attributes->reduction));

@@ -551,8 +551,7 @@ static tu_fused_block block_of(const tu_call *call) {
                              .dtype = out->dtype,
                              .reduction = attributes->reduction,
                              .out = tu_pointer(out),
-                             .size = tutti_group_size(attributes->group),
-                             .rank = tutti_group_rank(attributes->group) };
+                             .size = tutti_group_size(attributes->group) };
     block.row_bytes = (size_t)block.columns * tu_dtype_bytes[out->dtype];
     for (int i = 0; i < attributes->orig_scatter_dim; i++)
         block.before *= out->sizes[i];
