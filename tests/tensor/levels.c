@@ -40,6 +40,10 @@ static void run_softmax(tt_tensor *const *in, tt_tensor **out) {
     out[2] = tt_log_softmax(z, -1);
     tt_backward(out[2], in[1]);
     out[3] = tt_grad(z);
+    out[4] = tt_softmax(tt_mul_scalar(in[2], 40), -1);  /* down to denormal f32, */
+    out[5] = tt_softmax(tt_mul_scalar(in[1], 300), -1); /* f64, and 0 */
+    out[6] = tt_softmax(tt_log(tt_relu(in[2])), -1);    /* with -infinity */
+    out[7] = tt_softmax(tt_log(in[1]), -1);             /* with NaN */
 }
 static void run_layer_norm(tt_tensor *const *in, tt_tensor **out) {
     tt_tensor *x = tt_require_grad(tt_detach(in[0]), true), *weight = tt_require_grad(tt_detach(in[3]), true),
@@ -113,7 +117,7 @@ static void run_int_matmul(tt_tensor *const *in, tt_tensor **out) {
 }
 
 static const trial trials[] = {
-    { "softmax", 4, run_softmax },     { "norm", 6, run_layer_norm },       { "cross_entropy", 2, run_cross_entropy },
+    { "softmax", 8, run_softmax },     { "norm", 6, run_layer_norm },       { "cross_entropy", 2, run_cross_entropy },
     { "steps", 5, run_steps },         { "attention", 5, run_attention },   { "int_matmul", 2, run_int_matmul },
     { "functions", 8, run_functions }, { "reductions", 6, run_reductions }, { "random", 2, run_random }
 };

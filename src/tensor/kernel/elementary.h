@@ -81,6 +81,21 @@ TU_LANE vec_f64 tu_scale_f64(vec_f64 x, vec_f64 exponent) {
     vec_f64 half = tu_fma_f64(exponent, TU_K64(0.5), TU_K64(TU_MAGIC64)) - TU_K64(TU_MAGIC64);
     return x * tu_power_of_two_f64(half) * tu_power_of_two_f64(exponent - half);
 }
+
+/* The same for an exponent that is not above 0, in fewer steps. */
+TU_LANE vec_f32 tu_scale_down_f32(vec_f32 x, vec_f32 exponent) {
+    return x * tu_power_of_two_f32(exponent + TU_K32(64.0f)) * TU_K32(0x1p-64f);
+}
+TU_LANE vec_f64 tu_scale_down_f64(vec_f64 x, vec_f64 exponent) {
+    return x * tu_power_of_two_f64(exponent + TU_K64(512.0)) * TU_K64(0x1p-512);
+}
+#else
+TU_LANE vec_f32 tu_scale_down_f32(vec_f32 x, vec_f32 exponent) {
+    return tu_scale_f32(x, exponent);
+}
+TU_LANE vec_f64 tu_scale_down_f64(vec_f64 x, vec_f64 exponent) {
+    return tu_scale_f64(x, exponent);
+}
 #endif
 
 /* ---- exp, expm1 ---- */
@@ -128,6 +143,16 @@ TU_LANE vec_f64 tu_exp_f64(vec_f64 x) {
     vec_f64 exponent, remainder, limited = tu_greater_f64(TU_K64(-746.0), tu_lesser_f64(TU_K64(710.0), x));
     vec_f64 more = tu_exp_parts_f64(limited, &exponent, &remainder);
     return tu_scale_f64(TU_K64(1.0) + (remainder + more), exponent);
+}
+
+/* The same bits for x that is not above 0, or NaN, as what is left of a row when its largest element is taken away. */
+TU_LANE vec_f32 tu_exp_below_f32(vec_f32 x) {
+    vec_f32 exponent, remainder, more = tu_exp_parts_f32(tu_greater_f32(TU_K32(-104.0f), x), &exponent, &remainder);
+    return tu_scale_down_f32(TU_K32(1.0f) + (remainder + more), exponent);
+}
+TU_LANE vec_f64 tu_exp_below_f64(vec_f64 x) {
+    vec_f64 exponent, remainder, more = tu_exp_parts_f64(tu_greater_f64(TU_K64(-746.0), x), &exponent, &remainder);
+    return tu_scale_down_f64(TU_K64(1.0) + (remainder + more), exponent);
 }
 
 /* With exponent n and remainder r: 2^n (e^r - 1) + (2^n - 1), halved so that the largest 2^n fits; below the lower

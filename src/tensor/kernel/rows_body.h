@@ -42,15 +42,17 @@ TU_LANE TYPE NAMED(largest_of)(const TYPE *x, int64_t size) {
     return MATH(fold_greater)(lanes[0]);
 }
 
-/* The sum of exp(scale x - shift); `y`, where there is one, gets the terms. */
-TU_LANE TYPE NAMED(exponentials_of)(TYPE *y, const TYPE *x, int64_t size, TYPE scale, TYPE shift) {
+/* The sum of exp(scale x - shift); `y`, where there is one, gets the terms. `top`, a constant wherever this is inlined:
+ * scale is 1 and no element is above shift, so that fewer steps give the same bits. */
+TU_LANE TYPE NAMED(exponentials_of)(TYPE *y, const TYPE *x, int64_t size, TYPE scale, TYPE shift, bool top) {
     VEC lanes[REGISTERS], factor = MATH(splat)(scale), less = MATH(splat)(-shift),
                           none = MATH(splat)(-(TYPE)__builtin_inf());
     int64_t i = 0;
     NAMED(start)(lanes, MATH(splat)(0));
     for (; i + WIDE <= size; i += WIDE)
         TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) {
-            VEC power = MATH(exp)(MATH(fma)(MATH(load)(x + i + slot * LANES), factor, less));
+            VEC term = MATH(load)(x + i + slot * LANES);
+            VEC power = top ? MATH(exp_below)(term + less) : MATH(exp)(MATH(fma)(term, factor, less));
             if (y != NULL)
                 MATH(store)(y + i + slot * LANES, power);
             lanes[slot] += power;
@@ -59,7 +61,8 @@ TU_LANE TYPE NAMED(exponentials_of)(TYPE *y, const TYPE *x, int64_t size, TYPE s
         TU_UNROLL for (int slot = 0; slot < REGISTERS; slot++) {
             int64_t left = size - i - slot * LANES, part = left < 0 ? 0 : left < LANES ? left : LANES;
             VEC term = MATH(fma)(MATH(load_part)(x + i + slot * LANES, part), factor, less);
-            VEC power = MATH(exp)(TU_SELECT(MATH(below)(part), term, none));
+            term = TU_SELECT(MATH(below)(part), term, none);
+            VEC power = top ? MATH(exp_below)(term) : MATH(exp)(term);
             if (y != NULL)
                 MATH(store_part)(y + i + slot * LANES, power, part);
             lanes[slot] += power;
@@ -113,7 +116,7 @@ static void NAMED(softmax)(const void *const *in, void *out, int64_t rows, int64
     for (int64_t row = 0; row < rows; row++) {
         const TYPE *x = (const TYPE *)in[0] + row * size;
         TYPE *y = (TYPE *)out + row * size, top = NAMED(largest_of)(x, size);
-        TYPE sum = NAMED(exponentials_of)(y, x, size, 1, top == -(TYPE)__builtin_inf() ? 0 : top);
+        TYPE sum = NAMED(exponentials_of)(y, x, size, 1, top == -(TYPE)__builtin_inf() ? 0 : top, true);
         NAMED(multiply_row)(y, size, 1 / sum);
     }
 }
@@ -125,7 +128,8 @@ static void NAMED(softmax_stream)(const void *const *in, void *out, int64_t rows
     for (int64_t row = 0; row < rows; row++) {
         const TYPE *x = (const TYPE *)in[0] + row * size;
         TYPE *y = (TYPE *)out + row * size, top = NAMED(largest_of)(x, size);
-        VEC by = MATH(splat)(1 / NAMED(exponentials_of)(waiting, x, size, 1, top == -(TYPE)__builtin_inf() ? 0 : top));
+        VEC by =
+            MATH(splat)(1 / NAMED(exponentials_of)(waiting, x, size, 1, top == -(TYPE)__builtin_inf() ? 0 : top, true));
         for (int64_t i = 0; i < size; i += LANES)
             MATH(stream)(y + i, MATH(load)(waiting + i) * by);
     }
@@ -138,7 +142,8 @@ static void NAMED(log_softmax)(const void *const *in, void *out, int64_t rows, i
         TYPE *y = (TYPE *)out + row * size, top = NAMED(largest_of)(x, size);
         top = top == -(TYPE)__builtin_inf() ? 0 : top;
         /* One after the other: the sum of both would lose the logarithm's last bits beside a large top. */
-        VEC shift = MATH(splat)(top), all = MATH(splat)(NAMED(one_log)(NAMED(exponentials_of)(NULL, x, size, 1, top)));
+        VEC shift = MATH(splat)(top),
+            all = MATH(splat)(NAMED(one_log)(NAMED(exponentials_of)(NULL, x, size, 1, top, true)));
         int64_t i = 0;
         for (; i + LANES <= size; i += LANES)
             MATH(store)(y + i, MATH(load)(x + i) - shift - all);
@@ -342,7 +347,7 @@ static void NAMED(entropy)(const tu_entropy_rows *rows, int64_t begin, int64_t e
         TYPE shift = top == -(TYPE)__builtin_inf() ? 0 : top;
         TYPE *sums = (TYPE *)rows->sums + 2 * row;
         sums[0] = shift;
-        sums[1] = NAMED(one_log)(NAMED(exponentials_of)(NULL, x, rows->classes, 1, shift));
+        sums[1] = NAMED(one_log)(NAMED(exponentials_of)(NULL, x, rows->classes, 1, shift, true));
     }
 }
 
@@ -417,7 +422,7 @@ static double NAMED(largest)(const void *x, int64_t count) {
     return NAMED(largest_of)(x, count);
 }
 static double NAMED(exponentials)(void *x, int64_t count, double scale, double shift) {
-    return NAMED(exponentials_of)(x, x, count, (TYPE)scale, (TYPE)shift);
+    return NAMED(exponentials_of)(x, x, count, (TYPE)scale, (TYPE)shift, false);
 }
 static void NAMED(multiply)(void *x, int64_t count, double factor) {
     NAMED(multiply_row)(x, count, (TYPE)factor);
