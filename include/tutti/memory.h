@@ -17,7 +17,7 @@
  * the peer.
  *
  * THREADS. All functions here may be called from any thread of the rank. In a forked child they return
- * TUTTI_ERROR_FORKED.
+ * TUTTI_ERROR_FORKED, and releases do nothing.
  *
  * What plain loads, stores, puts, signals and barriers order is written in tutti/peers.h.
  */

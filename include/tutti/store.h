@@ -9,7 +9,7 @@
  * Keys and values are byte strings; keys are given as C strings of at most 8191 bytes; a tcp store takes values of at
  * most 8 MiB. A store may be used from any thread; calls on one tcp or file handle take turns, so a blocked get holds
  * up the others: use tutti_store_clone for another thread. A forked child cannot use its parent's stores
- * (TUTTI_ERROR_FORKED).
+ * (TUTTI_ERROR_FORKED), and to release one there does nothing.
  *
  * Blocking calls take timeout_ns: 0 means the store's own (300 s unless set), negative is an error, but for
  * TUTTI_UNTIL_EVENT on the store of a world. A timeout is TUTTI_ERROR_TIMEOUT, its message contains "timeout", and the

@@ -128,7 +128,7 @@ TUTTI_API void tt_counts_init(tt_counts *counts, size_t size);
 /* Writes them to *counts, whose size is set. */
 TUTTI_API TUTTI_CHECKED tutti_status tt_count(tt_counts *counts);
 
-/* Gives the memory that this thread keeps for reuse back to the system. */
+/* Gives memory kept for reuse back to the system: this thread's, and large blocks of all that none of them uses. */
 TUTTI_API void tt_memory_trim(void);
 
 /* Ends what the library keeps for the whole process: its hold on the threads that compute, and the memory that this
