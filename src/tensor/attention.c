@@ -300,7 +300,15 @@ static int64_t head_count(const tt_tensor *query) {
     return count;
 }
 
-/* ---- on a device: the scores of all heads, in memory, between products ---- */
+/* ---- on a device: the scores of all heads, in memory, between products ----
+ *
+ * bf16 and f16 are multiplied as they are, for which the vendor's library has the quickest units; scores are f32 all
+ * the same, and shares are rounded before they are multiplied.
+ */
+
+static bool is_narrow(const tt_tensor *x) {
+    return x->dtype == TUTTI_BF16 || x->dtype == TUTTI_F16;
+}
 
 /* out (heads, rows, columns) = left (heads, rows, depth) right (heads, depth, columns), each dense, turned or not. */
 static tutti_status multiply_heads(const tu_call *call, const tt_tensor *query, int64_t rows, int64_t columns,
@@ -339,35 +347,41 @@ static tutti_status launch_scores(const char *name, tutti_dtype dtype, const hea
     flat.width = job->width;
     flat.scale = job->scale;
     flat.causal = job->causal;
-    int64_t each = THREADS / (128 / tu_dtype_bytes[dtype]); /* rows of a block */
+    int64_t each = THREADS / (128 / tu_dtype_bytes[scores->dtype]); /* rows of a block */
     return tu_device_launch_blocks(tu_device_of(scores), tu_kernel_name(full, name, dtype), (rows + each - 1) / each,
                                    THREADS, &flat);
 }
 
 static tutti_status attention_on_device(tu_call *call, bool causal, double scale) {
-    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     const tt_tensor *query = call->inputs[0];
-    tt_tensor *in[3], *out = tu_stage_out(call->outputs[0], dtype), *scores = NULL;
+    bool narrow = is_narrow(query);
+    tutti_dtype compute = tu_stage_dtype(query), dtype = narrow ? (tutti_dtype)query->dtype : compute;
+    tt_tensor *in[3], *out = tu_stage_out(call->outputs[0], dtype), *scores = NULL, *shares = NULL;
     bool staged = out != NULL;
     heads job = { .backward = false };
     for (int i = 0; i < 3; i++)
         staged = (in[i] = tu_stage_in(call->inputs[i], dtype)) != NULL && staged;
     if (staged) {
         set_heads(&job, call, in, causal, scale);
-        staged = (scores = new_scores(call, &job, dtype)) != NULL;
+        scores = new_scores(call, &job, compute);
+        shares = narrow ? new_scores(call, &job, dtype) : tu_tensor_hold(scores);
+        staged = scores != NULL && shares != NULL;
     }
     tutti_status status = staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
     if (staged && out->numel > 0) {
-        tu_launch_scores flat = { .sums = tu_place_of(tu_pointer(call->outputs[1])) };
+        tu_launch_scores flat = { .sums = tu_place_of(tu_pointer(call->outputs[1])),
+                                  .narrow_shares = narrow ? tu_place_of(tu_pointer(shares)) : 0 };
         status = multiply_heads(call, query, job.queries, job.keys, job.depth, in[0], false, in[1], true, scores);
         if (status == TUTTI_OK)
-            status = launch_scores("attention", dtype, &job, head_count(query) * job.queries, scores, flat);
+            status = launch_scores(narrow ? "attention_narrow" : "attention", dtype, &job,
+                                   head_count(query) * job.queries, scores, flat);
         if (status == TUTTI_OK)
-            status = multiply_heads(call, query, job.queries, job.width, job.keys, scores, false, in[2], false, out);
+            status = multiply_heads(call, query, job.queries, job.width, job.keys, shares, false, in[2], false, out);
     }
     for (int i = 0; i < 3; i++)
         tu_tensor_drop(in[i]);
     tu_tensor_drop(scores);
+    tu_tensor_drop(shares);
     return tu_stage_end(1, call->outputs, &out, status);
 }
 
@@ -381,20 +395,22 @@ static tutti_status attention_backward_on_device(tu_call *call, bool causal, dou
         SUMS,
         INPUTS
     };
-    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
     const tt_tensor *query = call->inputs[0];
-    tt_tensor *in[INPUTS], *out[3], *scores = NULL, *slopes = NULL;
-    bool staged = true;
+    bool narrow = is_narrow(query), staged = true;
+    tutti_dtype compute = tu_stage_dtype(query), dtype = narrow ? (tutti_dtype)query->dtype : compute;
+    tt_tensor *in[INPUTS], *out[3], *scores = NULL, *slopes = NULL, *shares = NULL, *rounded = NULL;
     heads job = { .backward = true };
     for (int i = 0; i < INPUTS; i++)
-        staged = (in[i] = tu_stage_in(call->inputs[i], dtype)) != NULL && staged;
+        staged = (in[i] = tu_stage_in(call->inputs[i], i == SUMS ? compute : dtype)) != NULL && staged;
     for (int i = 0; i < 3; i++)
         staged = (out[i] = tu_stage_out(call->outputs[i], dtype)) != NULL && staged;
     if (staged) {
         set_heads(&job, call, in, causal, scale);
-        scores = new_scores(call, &job, dtype);
-        slopes = new_scores(call, &job, dtype);
-        staged = scores != NULL && slopes != NULL;
+        scores = new_scores(call, &job, compute);
+        slopes = new_scores(call, &job, compute);
+        shares = narrow ? new_scores(call, &job, dtype) : tu_tensor_hold(scores);
+        rounded = narrow ? new_scores(call, &job, dtype) : tu_tensor_hold(slopes);
+        staged = scores != NULL && slopes != NULL && shares != NULL && rounded != NULL;
     }
     tutti_status status = staged ? TUTTI_OK : TUTTI_ERROR_MEMORY;
     if (staged && in[QUERY]->numel > 0) {
@@ -402,23 +418,28 @@ static tutti_status attention_backward_on_device(tu_call *call, bool causal, dou
         tu_launch_scores flat = { .slopes = tu_place_of(tu_pointer(slopes)),
                                   .sums = tu_place_of(tu_pointer(in[SUMS])),
                                   .grad = tu_place_of(tu_pointer(in[GRAD_OF_OUT])),
-                                  .out = tu_place_of(tu_pointer(in[OUT])) };
+                                  .out = tu_place_of(tu_pointer(in[OUT])),
+                                  .narrow_shares = narrow ? tu_place_of(tu_pointer(shares)) : 0,
+                                  .narrow_slopes = narrow ? tu_place_of(tu_pointer(rounded)) : 0 };
         status = multiply_heads(call, query, queries, keys, depth, in[QUERY], false, in[KEY], true, scores);
         if (status == TUTTI_OK)
             status = multiply_heads(call, query, queries, keys, width, in[GRAD_OF_OUT], false, in[VALUE], true, slopes);
         if (status == TUTTI_OK)
-            status = launch_scores("attention_backward", dtype, &job, head_count(query) * queries, scores, flat);
+            status = launch_scores(narrow ? "attention_narrow_backward" : "attention_backward", dtype, &job,
+                                   head_count(query) * queries, scores, flat);
         if (status == TUTTI_OK)
-            status = multiply_heads(call, query, queries, depth, keys, slopes, false, in[KEY], false, out[0]);
+            status = multiply_heads(call, query, queries, depth, keys, rounded, false, in[KEY], false, out[0]);
         if (status == TUTTI_OK)
-            status = multiply_heads(call, query, keys, depth, queries, slopes, true, in[QUERY], false, out[1]);
+            status = multiply_heads(call, query, keys, depth, queries, rounded, true, in[QUERY], false, out[1]);
         if (status == TUTTI_OK)
-            status = multiply_heads(call, query, keys, width, queries, scores, true, in[GRAD_OF_OUT], false, out[2]);
+            status = multiply_heads(call, query, keys, width, queries, shares, true, in[GRAD_OF_OUT], false, out[2]);
     }
     for (int i = 0; i < INPUTS; i++)
         tu_tensor_drop(in[i]);
     tu_tensor_drop(scores);
     tu_tensor_drop(slopes);
+    tu_tensor_drop(shares);
+    tu_tensor_drop(rounded);
     return tu_stage_end(3, call->outputs, out, status);
 }
 

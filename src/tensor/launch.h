@@ -110,6 +110,12 @@ typedef struct tu_launch_steps {
     int64_t count, elements;
 } tu_launch_steps;
 
+/* to = from + bias, rows of `columns`: from is f32, the others of one type; columns a multiple of four, all aligned. */
+typedef struct tu_launch_bias {
+    uint64_t from, to, bias;
+    int64_t rows, columns;
+} tu_launch_bias;
+
 /* Rotary embedding of rows of `depth` f64. */
 typedef struct tu_launch_turn {
     uint64_t from, to, position;
@@ -125,6 +131,7 @@ typedef struct tu_launch_scores {
     int64_t count, size, queries, width;
     double scale;
     int32_t causal;
+    uint64_t narrow_shares, narrow_slopes; /* of narrow floats: where these go, rounded */
 } tu_launch_scores;
 
 /* A product of f32 with its scales, rounded: out = (product row_scale column_scale + bias) whole. Addresses may be 0.

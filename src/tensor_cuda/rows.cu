@@ -286,14 +286,24 @@ HERE void norm_columns(const tu_launch_rows &args, Type (*grads)[COLUMNS], Type 
         int rows = (int)(args.count - begin < COLUMN_PART ? args.count - begin : COLUMN_PART);
         SYNC();
         EACH_THREAD(self) {
+            enum {
+                STEP = THREADS_OF_ROWS / COLUMNS,
+                EACH = COLUMN_PART / STEP
+            };
             int column = self % COLUMNS;
+            Type grad[EACH], value[EACH]; /* all are on their way before the first is needed */
             UNROLL
-            for (int k = self / COLUMNS; k < COLUMN_PART; k += THREADS_OF_ROWS / COLUMNS)
-                if (k < rows && first + column < args.size) {
-                    int64_t row = begin + k, i = first + column;
-                    grads[k][column] = ROW_OF(other)[i];
-                    scaled[k][column] = (ROW_OF(x)[i] - means[row]) * scales[row];
-                }
+            for (int k = 0; k < EACH; k++) {
+                int64_t row = begin + self / COLUMNS + k * STEP, i = first + column;
+                bool there = row < args.count && i < args.size;
+                grad[k] = there ? ROW_OF(other)[i] : (Type)0;
+                value[k] = there ? (ROW_OF(x)[i] - means[row]) * scales[row] : (Type)0;
+            }
+            UNROLL
+            for (int k = 0; k < EACH; k++) {
+                grads[self / COLUMNS + k * STEP][column] = grad[k];
+                scaled[self / COLUMNS + k * STEP][column] = value[k];
+            }
         }
         SYNC();
         EACH_THREAD(self) {
@@ -564,6 +574,115 @@ template <class Type> HERE void attention_backward(const tu_launch_scores &args,
     }
 }
 
+/* The same between products of narrow floats: scores and their gradients come as f32, and what is multiplied next goes
+ * out rounded. Rows that fit are read once. */
+template <class Lying> HERE void attention_narrow(const tu_launch_scores &args, float *lane, float *top, float *rows) {
+    typedef float Type;
+    enum {
+        MOST = KEPT_BYTES / sizeof(float),
+        LANES = team<float>::LANES
+    };
+    float sign = args.scale < 0 ? -1 : 1, scale = (float)args.scale * sign;
+    bool keeps = args.size <= MOST;
+    EACH_THREAD(self) {
+        int64_t row = team<float>::row(self);
+        float held = -INFINITY, *kept = rows + self / LANES * MOST;
+        if (row < args.count) {
+            const float *x = (const float *)(uintptr_t)args.scores + row * args.size;
+            EACH_KEY(i, visible_keys(args, row)) {
+                float value = x[i];
+                if (keeps)
+                    kept[i] = value;
+                held = math<float>::greater(value * sign, held);
+            }
+        }
+        lane[self] = held;
+    }
+    SYNC();
+    team<float>::largest(lane);
+    EACH_THREAD(self) {
+        top[self] = team<float>::of_team(lane, self) * scale;
+    }
+    SYNC();
+    EACH_THREAD(self) {
+        int64_t row = team<float>::row(self);
+        float held = 0;
+        if (row < args.count) {
+            float *x = keeps ? rows + self / LANES * MOST : (float *)(uintptr_t)args.scores + row * args.size;
+            EACH_KEY(i, visible_keys(args, row)) {
+                float power = math<float>::exp(math<float>::fma(x[i] * sign, scale, -top[self]));
+                x[i] = power;
+                held += power;
+            }
+        }
+        lane[self] = held;
+    }
+    SYNC();
+    team<float>::add(lane);
+    EACH_THREAD(self) {
+        int64_t row = team<float>::row(self);
+        if (row < args.count) {
+            const float *x = keeps ? rows + self / LANES * MOST : (float *)(uintptr_t)args.scores + row * args.size;
+            float sum = team<float>::of_team(lane, self), share = 1 / sum;
+            Lying *shares = (Lying *)(uintptr_t)args.narrow_shares + row * args.size;
+            int64_t seen = visible_keys(args, row);
+            EACH_KEY(i, args.size) {
+                shares[i] = Lying::narrow(i < seen ? x[i] * share : 0.0f);
+            }
+            if (self % LANES == 0)
+                ((float *)(uintptr_t)args.sums)[row] = (float)((double)top[self] + (double)math<float>::log(sum));
+        }
+    }
+}
+
+template <class Lying> HERE void attention_narrow_backward(const tu_launch_scores &args, float *lane) {
+    typedef float Type;
+    float scale = (float)args.scale;
+    EACH_THREAD(self) {
+        int64_t row = team<float>::row(self);
+        float held = 0;
+        if (row < args.count) {
+            const Lying *grad = (const Lying *)(uintptr_t)args.grad + row * args.width;
+            const Lying *out = (const Lying *)(uintptr_t)args.out + row * args.width;
+            EACH_KEY(i, args.width) {
+                held = math<float>::fma(Lying::widen(grad[i]), Lying::widen(out[i]), held);
+            }
+        }
+        lane[self] = held;
+    }
+    SYNC();
+    team<float>::add(lane);
+    EACH_THREAD(self) {
+        int64_t row = team<float>::row(self);
+        if (row < args.count) {
+            const float *x = (const float *)(uintptr_t)args.scores + row * args.size;
+            const float *slopes = (const float *)(uintptr_t)args.slopes + row * args.size;
+            Lying *narrow_shares = (Lying *)(uintptr_t)args.narrow_shares + row * args.size;
+            Lying *narrow_slopes = (Lying *)(uintptr_t)args.narrow_slopes + row * args.size;
+            float dot = team<float>::of_team(lane, self), sum = ((const float *)(uintptr_t)args.sums)[row];
+            int64_t seen = visible_keys(args, row);
+            EACH_KEY(i, args.size) {
+                float share = i < seen ? math<float>::exp(math<float>::fma(x[i], scale, -sum)) : 0.0f;
+                narrow_shares[i] = Lying::narrow(share);
+                narrow_slopes[i] = Lying::narrow(i < seen ? share * (slopes[i] - dot) * scale : 0.0f);
+            }
+        }
+    }
+}
+
+#define NARROW_SCORE_KERNELS(suffix, lying)                                \
+    KERNEL(attention_narrow_##suffix, tu_launch_scores) {                  \
+        SHARED float lane[THREADS_OF_ROWS], kept[THREADS_OF_ROWS];         \
+        SHARED float rows[team<float>::ROWS * KEPT_BYTES / sizeof(float)]; \
+        attention_narrow<lying>(args, lane, kept, rows);                   \
+    }                                                                      \
+    KERNEL(attention_narrow_backward_##suffix, tu_launch_scores) {         \
+        SHARED float lane[THREADS_OF_ROWS];                                \
+        attention_narrow_backward<lying>(args, lane);                      \
+    }
+NARROW_SCORE_KERNELS(bf16, lying_bf16)
+NARROW_SCORE_KERNELS(f16, lying_f16)
+
 #define SCORE_KERNEL(name, suffix, type)                          \
     KERNEL(name##_##suffix, tu_launch_scores) {                   \
         SHARED type lane[THREADS_OF_ROWS], kept[THREADS_OF_ROWS]; \
@@ -573,6 +692,36 @@ SCORE_KERNEL(attention, f32, float)
 SCORE_KERNEL(attention, f64, double)
 SCORE_KERNEL(attention_backward, f32, float)
 SCORE_KERNEL(attention_backward, f64, double)
+
+/* ---- products with a bias ---- */
+
+template <class Lying> HERE void add_bias(const tu_launch_bias &args) {
+    struct alignas(16) wide {
+        float at[4];
+    };
+    struct alignas(4 * sizeof(Lying)) pack {
+        Lying at[4];
+    };
+    int64_t packs = args.columns / 4, total = args.rows * packs;
+    EACH_ELEMENT(i, total) {
+        int64_t column = total <= UINT32_MAX ? (int64_t)((uint32_t)i % (uint32_t)packs) : i % packs;
+        wide read = ((const wide *)(uintptr_t)args.from)[i];
+        pack bias = ((const pack *)(uintptr_t)args.bias)[column], written;
+        UNROLL
+        for (int k = 0; k < 4; k++)
+            written.at[k] = Lying::narrow(read.at[k] + Lying::widen(bias.at[k]));
+        ((pack *)(uintptr_t)args.to)[i] = written;
+    }
+}
+KERNEL(bias_f32, tu_launch_bias) {
+    add_bias<lying_f32>(args);
+}
+KERNEL(bias_bf16, tu_launch_bias) {
+    add_bias<lying_bf16>(args);
+}
+KERNEL(bias_f16, tu_launch_bias) {
+    add_bias<lying_f16>(args);
+}
 
 /* ---- scaled products ---- */
 

@@ -470,3 +470,67 @@ TEST(anomaly_mode_names_the_operator_that_made_a_nan_there) {
     CHECK_OK(tt_scope_close(&scope));
     test_device_leave();
 }
+
+/* The largest difference of two tensors of one shape, on any devices. */
+static double apart(tt_tensor *x, tt_tensor *y) {
+    tt_tensor *left = tt_to(tt_to_device(x, TUTTI_CPU), TUTTI_F64),
+              *right = tt_to(tt_to_device(y, TUTTI_CPU), TUTTI_F64);
+    return tt_item(tt_amax(tt_abs(tt_sub(left, right)), tt_no_dims(), false));
+}
+
+/* A leaf of the CPU and its copy there. */
+static void pair(tt_tensor *both[2], tt_dims shape, tutti_dtype dtype, tutti_device device) {
+    tt_tensor *x = tt_to(tt_randn(shape, TUTTI_F32, NULL), dtype);
+    both[0] = tt_require_grad(tt_detach(x), true);
+    both[1] = tt_require_grad(tt_detach(tt_to_device(x, device)), true);
+}
+
+TEST(linear_attention_and_sums_by_columns_of_several_blocks_agree_with_the_cpu) {
+    static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16 };
+    static const double allowed[] = { 2e-5, 6e-2, 1e-2 };
+    tutti_device device = there();
+    for (int d = 0; d < 3; d++) {
+        tt_scope scope = tt_scope_open();
+        tt_seed(7, 0);
+        tt_tensor *x[2], *weight[2], *bias[2], *gain[2], *query[2], *key[2], *value[2], *y[2], *z[2];
+        pair(x, tt_shape(150, 40), dtypes[d], device);
+        pair(weight, tt_shape(8, 40), dtypes[d], device);
+        pair(bias, tt_shape(8), dtypes[d], device);
+        pair(gain, tt_shape(40), dtypes[d], device);
+        pair(query, tt_shape(2, 3, 70, 16), dtypes[d], device);
+        pair(key, tt_shape(2, 3, 70, 16), dtypes[d], device);
+        pair(value, tt_shape(2, 3, 70, 16), dtypes[d], device);
+        for (int i = 0; i < 2; i++) {
+            y[i] = tt_linear(tt_layer_norm(x[i], gain[i], NULL, 1e-5), weight[i], bias[i]);
+            z[i] = tt_attention(query[i], key[i], value[i], true, 0);
+            tt_backward(tt_add(tt_mean(tt_square(y[i])), tt_mean(tt_square(z[i]))), NULL);
+        }
+        CHECK(apart(y[0], y[1]) <= allowed[d] * 20 && apart(z[0], z[1]) <= allowed[d]);
+        tt_tensor **leaves[] = { x, weight, bias, gain, query, key, value };
+        for (size_t k = 0; k < sizeof leaves / sizeof leaves[0]; k++)
+            CHECK(apart(tt_grad(leaves[k][0]), tt_grad(leaves[k][1])) <= allowed[d]);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+    test_device_leave();
+}
+
+TEST(entries_that_meet_in_one_place_are_added_in_their_order) {
+    tutti_device device = there();
+    tt_scope scope = tt_scope_open();
+    int64_t at[3000];
+    for (int i = 0; i < 3000; i++)
+        at[i] = i % 7 == 0 ? -1 : (i * 37) % 50;
+    tt_tensor *index = tt_from(at, tt_shape(3000), TUTTI_I64, NULL),
+              *source = tt_randn(tt_shape(3000, 5), TUTTI_F32, NULL);
+    tt_tensor *sum = tt_randn(tt_shape(50, 5), TUTTI_F32, NULL);
+    tt_tensor *here = tt_index_add(sum, 0, index, source);
+    tt_tensor *other =
+        tt_index_add(tt_to_device(sum, device), 0, tt_to_device(index, device), tt_to_device(source, device));
+    CHECK(tt_equal(tt_to_device(other, TUTTI_CPU), here)); /* the same bits */
+    at[2999] = 50;
+    tt_tensor *wrong = tt_to_device(tt_from(at, tt_shape(3000), TUTTI_I64, NULL), device);
+    tt_index_add(tt_to_device(sum, device), 0, wrong, tt_to_device(source, device));
+    FAILS(tt_synchronize(device), TUTTI_ERROR_RANGE, "index_add: index 50 at position 2999");
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
