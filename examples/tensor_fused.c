@@ -8,6 +8,7 @@
  *     $ tensor_fused            (two ranks as threads)
  *     $ tutti run -n 2 ./tensor_fused
  */
+#define _POSIX_C_SOURCE 200809L /* setenv */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
