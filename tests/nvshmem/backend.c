@@ -278,6 +278,26 @@ TEST(a_library_that_does_not_come_back_is_left_at_the_deadline) {
     be_ill((illness){ "hangs", TUTTI_ERROR_TIMEOUT, "timeout" });
 }
 
+static void grow_unevenly(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_memory *memory;
+    open_backend(world);
+    CHECK_STATUS(tutti_backend_grow(world, "nvshmem", 1 << 20, NULL), TUTTI_ERROR_MEMORY);
+    CHECK_MESSAGE("on rank 1");
+    CHECK_OK(tutti_memory_alloc(world, 4096, &on_gpu, &memory)); /* the heap is what it was, on all ranks */
+    use(memory, tutti_world_group(world));
+    tutti_memory_release(memory);
+}
+
+TEST(a_heap_that_cannot_grow_on_one_rank_stays_as_it_was_on_all) {
+    need(false);
+    if (!is_standin())
+        SKIP("only a stand-in can be made so");
+    setenv("STANDIN_NVSHMEM", "small", 1);
+    test_processes(3, grow_unevenly, NULL);
+    _exit(0);
+}
+
 static void open_limited(tutti_world *world, void *argument) {
     (void)argument;
     tutti_memory *memory;

@@ -10,25 +10,26 @@
 
 tutti_status tu_nvshmem_slab_add(tu_nvshmem *nvshmem, void *base, size_t bytes) {
     const tu_backend_host *host = nvshmem->cuda.host;
-    if (nvshmem->slab_count == TU_NVSHMEM_SLABS)
+    int count = tu_nvshmem_slab_count(nvshmem);
+    if (count == TU_NVSHMEM_SLABS)
         return host->error(TUTTI_ERROR_LIMIT,
                            "NVSHMEM's heap has grown %d times, which is all it can: open it with a "
                            "larger TUTTI_NVSHMEM_HEAP",
                            TU_NVSHMEM_SLABS - 1);
-    tu_nvshmem_slab *slab = &nvshmem->slabs[nvshmem->slab_count];
+    tu_nvshmem_slab *slab = &nvshmem->slabs[count];
     *slab = (tu_nvshmem_slab){ .base = base, .bytes = bytes, .gap_count = 1, .gap_room = 64 };
     slab->gaps = malloc(slab->gap_room * sizeof *slab->gaps);
     if (slab->gaps == NULL)
         return host->error(TUTTI_ERROR_MEMORY, "out of memory for the tables of NVSHMEM's heap");
     slab->gaps[0] = (tu_nvshmem_gap){ 0, bytes };
-    nvshmem->slab_count++;
+    atomic_store_explicit(&nvshmem->slab_count, count + 1, memory_order_release); /* pairs with tu_nvshmem_slab_count */
     return TUTTI_OK;
 }
 
 void tu_nvshmem_slabs_free(tu_nvshmem *nvshmem) {
-    for (int i = 0; i < nvshmem->slab_count; i++)
+    for (int i = 0; i < tu_nvshmem_slab_count(nvshmem); i++)
         free(nvshmem->slabs[i].gaps);
-    nvshmem->slab_count = 0;
+    atomic_store_explicit(&nvshmem->slab_count, 0, memory_order_release);
 }
 
 /* There is a gap before and after each block at most: room for all of them is made when a block is, so that giving back
@@ -60,7 +61,7 @@ static void take(tu_nvshmem_slab *slab, size_t index, size_t begin, size_t bytes
 /* The total and the largest gap, for the error. */
 static tutti_status full(const tu_nvshmem *nvshmem, size_t bytes, const char *what) {
     size_t total = 0, unused = 0, largest = 0;
-    for (int i = 0; i < nvshmem->slab_count; i++) {
+    for (int i = 0; i < tu_nvshmem_slab_count(nvshmem); i++) {
         const tu_nvshmem_slab *slab = &nvshmem->slabs[i];
         total += slab->bytes;
         for (size_t j = 0; j < slab->gap_count; j++) {
@@ -77,7 +78,7 @@ static tutti_status full(const tu_nvshmem *nvshmem, size_t bytes, const char *wh
 
 tutti_status tu_nvshmem_carve(tu_nvshmem *nvshmem, size_t bytes, size_t alignment, const char *what, int *slab_index,
                               size_t *offset) {
-    for (int i = 0; i < nvshmem->slab_count; i++) {
+    for (int i = 0; i < tu_nvshmem_slab_count(nvshmem); i++) {
         tu_nvshmem_slab *slab = &nvshmem->slabs[i];
         for (size_t j = 0; j < slab->gap_count; j++) {
             const tu_nvshmem_gap *gap = &slab->gaps[j];

@@ -81,7 +81,7 @@ typedef struct tu_nvshmem {
 
     pthread_mutex_t heap_lock; /* the slabs, the bounce and the teams */
     tu_nvshmem_slab slabs[TU_NVSHMEM_SLABS];
-    int slab_count;
+    _Atomic int slab_count; /* grows only, after the slab is there; also read without the lock */
     tu_nvshmem_team *teams; /* under heap_lock */
     int team_count;
     int team_limit;  /* TUTTI_NVSHMEM_TEAMS */
@@ -133,6 +133,10 @@ tutti_status tu_nvshmem_carve(tu_nvshmem *nvshmem, size_t bytes, size_t alignmen
                               size_t *offset);
 void tu_nvshmem_give_back(tu_nvshmem *nvshmem, int slab, size_t offset, size_t bytes);
 void tu_nvshmem_slabs_free(tu_nvshmem *nvshmem);
+/* How many slabs there are, for whoever does not hold the lock. */
+static inline int tu_nvshmem_slab_count(const tu_nvshmem *nvshmem) {
+    return atomic_load_explicit(&nvshmem->slab_count, memory_order_acquire); /* pairs with tu_nvshmem_slab_add */
+}
 
 /* ---- alias.c ---- */
 bool tu_nvshmem_can_alias(tu_nvshmem *nvshmem); /* with the first slab there */

@@ -294,20 +294,36 @@ static tutti_status add_slab(tu_nvshmem *nvshmem, void *base, size_t bytes) {
     return status;
 }
 
+/* Whether all ranks have the new slab: they number slabs alike, so one that somebody lacks is used by nobody. */
+static tutti_status agree_on_slab(tu_nvshmem *nvshmem, tutti_group *group, size_t bytes, int64_t deadline, bool mine) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    unsigned char made = mine, *all = calloc((size_t)nvshmem->size, 1);
+    if (all == NULL)
+        return host->error(TUTTI_ERROR_MEMORY, "out of memory for %d ranks", nvshmem->size);
+    tutti_status status = host->exchange(group, "NVSHMEM's heap", &made, 1, -1, deadline, all, NULL);
+    for (int i = 0; i < nvshmem->size && status == TUTTI_OK; i++) {
+        if (all[i] != 0)
+            continue;
+        status =
+            host->error(TUTTI_ERROR_MEMORY,
+                        "NVSHMEM has no %zu bytes on rank %d: choose a smaller TUTTI_NVSHMEM_HEAP or growth, or allow "
+                        "more by NVSHMEM_MAX_MEMORY_PER_GPU (NVSHMEM_SYMMETRIC_SIZE with NVSHMEM_DISABLE_CUDA_VMM)",
+                        bytes, i);
+        host->error_at_fault(i);
+    }
+    free(all);
+    return status;
+}
+
 /* A new slab, by all at once. */
 static tutti_status reserve_slab(tu_nvshmem *nvshmem, tutti_group *group, size_t bytes, int64_t deadline) {
-    const tu_backend_host *host = nvshmem->cuda.host;
     reserving reserving = { .bytes = bytes };
-    if (nvshmem->slab_count == TU_NVSHMEM_SLABS)
+    if (tu_nvshmem_slab_count(nvshmem) == TU_NVSHMEM_SLABS)
         return add_slab(nvshmem, NULL, bytes); /* says so */
     tutti_status status =
         tu_nvshmem_enter(nvshmem, group, deadline, "nvshmem_malloc", reserve, &reserving, sizeof reserving);
-    if (status == TUTTI_OK && reserving.base == NULL)
-        status =
-            host->error(TUTTI_ERROR_MEMORY,
-                        "NVSHMEM has no %zu bytes: choose a smaller TUTTI_NVSHMEM_HEAP or growth, or allow more by "
-                        "NVSHMEM_MAX_MEMORY_PER_GPU (NVSHMEM_SYMMETRIC_SIZE where NVSHMEM_DISABLE_CUDA_VMM is set)",
-                        bytes);
+    if (status == TUTTI_OK)
+        status = agree_on_slab(nvshmem, group, bytes, deadline, reserving.base != NULL);
     if (status == TUTTI_OK)
         status = add_slab(nvshmem, reserving.base, bytes);
     if (status != TUTTI_OK)

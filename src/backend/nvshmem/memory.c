@@ -180,7 +180,8 @@ static tutti_status place_member(tu_nvshmem *nvshmem, tu_nvshmem_map *map, int m
                                  size_t bytes, void **address) {
     tu_nvshmem_ticket ticket;
     memcpy(&ticket, given->bytes, sizeof ticket);
-    const tu_nvshmem_slab *slab = ticket.slab < (uint64_t)nvshmem->slab_count ? &nvshmem->slabs[ticket.slab] : NULL;
+    int slab_count = tu_nvshmem_slab_count(nvshmem);
+    const tu_nvshmem_slab *slab = ticket.slab < (uint64_t)slab_count ? &nvshmem->slabs[ticket.slab] : NULL;
     if (ticket.magic != MAGIC || slab == NULL || ticket.bytes != bytes || ticket.offset > slab->bytes ||
         slab->bytes - ticket.offset < bytes) {
         tutti_status status =
@@ -188,7 +189,7 @@ static tutti_status place_member(tu_nvshmem *nvshmem, tu_nvshmem_map *map, int m
                                       "member %d says that its block lies in slab %llu at %llu, %llu bytes: this rank "
                                       "has %d slabs, and %zu bytes",
                                       member, (unsigned long long)ticket.slab, (unsigned long long)ticket.offset,
-                                      (unsigned long long)ticket.bytes, nvshmem->slab_count, bytes);
+                                      (unsigned long long)ticket.bytes, slab_count, bytes);
         nvshmem->cuda.host->error_at_fault(member);
         return status;
     }

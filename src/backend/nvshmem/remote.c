@@ -110,7 +110,7 @@ static tutti_status take_bounce(tu_nvshmem *nvshmem, CUstream stream) {
 }
 
 static bool in_heap(const tu_nvshmem *nvshmem, const void *pointer, size_t bytes) {
-    for (int i = 0; i < nvshmem->slab_count; i++) {
+    for (int i = 0; i < tu_nvshmem_slab_count(nvshmem); i++) {
         uintptr_t begin = (uintptr_t)nvshmem->slabs[i].base, at = (uintptr_t)pointer;
         if (at >= begin && at - begin <= nvshmem->slabs[i].bytes && nvshmem->slabs[i].bytes - (at - begin) >= bytes)
             return true;

@@ -4,7 +4,7 @@
  * file that the first of them makes and the others open through /proc. As the real one does, it maps the others' heaps
  * behind its own, beginning with itself; nvshmem_malloc waits for all; what is not mapped has no pointer but can be put
  * to. STANDIN_NVSHMEM in the environment makes it ill: "old", "limited", "refuses" (no start), "hangs" (in
- * nvshmem_malloc, on PE 1), "full" (no memory on PE 1).
+ * nvshmem_malloc, on PE 1), "full" (no memory on PE 1), "small" (none to grow by).
  */
 #include <fcntl.h>
 #include <sched.h>
@@ -127,7 +127,7 @@ void *nvshmem_malloc(size_t bytes) {
     while (is("hangs") && me == 1)
         pause();
     meet();
-    if (bytes > HEAP - used || (is("full") && me == 1))
+    if (bytes > HEAP - used || (is("full") && me == 1) || (is("small") && me == 1 && used > 0))
         return NULL;
     used += bytes;
     return heap + used - bytes;
