@@ -117,6 +117,32 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_wait_signal(tutti_peers *peers,
 /* Takes one if it is there. Never waits. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_test_signal(tutti_peers *peers, int from, int channel, bool *arrived);
 
+/* ---- values: words of the signal pad that a rank sets and its owner waits for ----
+ *
+ * Unlike signals they are not taken: a word keeps its value until somebody sets it again. One rank sets a word at a
+ * time. Word i is the 64-bit number at byte 8 * i of the pad; the pad is zero at first. */
+
+/* How a word is compared. NVSHMEM's programs wait for a value, NCCL's for at least a value. */
+typedef enum tutti_comparison {
+    TUTTI_EQUAL = 1,
+    TUTTI_AT_LEAST = 2 /* as unsigned numbers */
+} tutti_comparison;
+
+/* Copies bytes as tutti_peers_put does, then sets a word of the member's pad: who sees the value sees the bytes. 0
+ * bytes only set the word. A backend without it is TUTTI_ERROR_UNSUPPORTED. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_put_with_signal(tutti_peers *peers, int to, size_t offset,
+                                                                 const void *from, size_t bytes, size_t word,
+                                                                 uint64_t value, const tutti_call *call);
+
+/* Waits until a word of this rank's own pad is, or is at least, `value`, and leaves it as it is. On device memory the
+ * stream waits; with ranks that are threads of one process on one GPU the other rank should have put before. Running
+ * out of time ends this wait alone. */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_wait_for_signal(tutti_peers *peers, size_t word,
+                                                                 tutti_comparison comparison, uint64_t value,
+                                                                 const tutti_call *call);
+
+/* ---- barriers ---- */
+
 /* Returns when every member has called it on this channel. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_barrier(tutti_peers *peers, int channel, const tutti_call *call);
 

@@ -202,6 +202,13 @@ typedef struct tu_backend_remote {
     tutti_status (*wait_signal)(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call);
     tutti_status (*test_signal)(const tu_backend_peers *peers, int from, int channel, bool *arrived);
     tutti_status (*barrier)(const tu_backend_peers *peers, int channel, const tu_backend_call *call);
+
+    /* From here on each may be NULL. A number of 64 bits at `offset` of a member's block, which the caller has checked:
+     * set_word stores it after the puts before, wait_word waits until the own one is, or is at least, the value. */
+    tutti_status (*set_word)(const tu_backend_peers *peers, int to, size_t offset, uint64_t value,
+                             const tu_backend_call *call);
+    tutti_status (*wait_word)(const tu_backend_peers *peers, size_t offset, bool equal, uint64_t value,
+                              const tu_backend_call *call);
 } tu_backend_remote;
 
 /* ---- streams ---- */

@@ -378,6 +378,59 @@ tutti_status tutti_peers_test_signal(tutti_peers *peers, int from, int channel, 
     return peers->memory->backend->remote->test_signal(&peers->backend, from, channel, arrived);
 }
 
+/* Whether the word exists, and the backend has words. */
+static tutti_status check_word(const tutti_peers *peers, const char *what, size_t word) {
+    const tu_backend *backend = peers->memory->backend;
+    if (word >= peers->memory->pad_bytes / sizeof(uint64_t))
+        return tu_error(TUTTI_ERROR_RANGE,
+                        "%s: the signal pad of %zu bytes has words 0 to %zd, not %zu: allocate the block with more "
+                        "signal_pad_bytes",
+                        what, peers->memory->pad_bytes, (ssize_t)(peers->memory->pad_bytes / sizeof(uint64_t)) - 1,
+                        word);
+    if (backend->remote->set_word == NULL || backend->remote->wait_word == NULL)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: backend %s has no words that are waited for", what,
+                        backend->name);
+    return TUTTI_OK;
+}
+
+static size_t word_offset(const tutti_peers *peers, size_t word) {
+    return peers->memory->pad_offset + word * sizeof(uint64_t);
+}
+
+tutti_status tutti_peers_put_with_signal(tutti_peers *peers, int to, size_t offset, const void *from, size_t bytes,
+                                         size_t word, uint64_t value, const tutti_call *call) {
+    static const char what[] = "put_with_signal";
+    tu_backend_call short_call;
+    tutti_status status = check_call(peers, what, call, true, &short_call);
+    if (status == TUTTI_OK)
+        status = check_copy(peers, what, to, offset, from, bytes);
+    if (status == TUTTI_OK)
+        status = check_word(peers, what, word);
+    if (status != TUTTI_OK || is_nobody(peers, to))
+        return status;
+    const tu_backend_remote *remote = peers->memory->backend->remote;
+    if (bytes > 0)
+        status = remote->put(&peers->backend, to, offset, from, bytes, &short_call);
+    return status == TUTTI_OK ? remote->set_word(&peers->backend, to, word_offset(peers, word), value, &short_call)
+                              : status;
+}
+
+tutti_status tutti_peers_wait_for_signal(tutti_peers *peers, size_t word, tutti_comparison comparison, uint64_t value,
+                                         const tutti_call *call) {
+    static const char what[] = "wait_for_signal";
+    tu_backend_call short_call;
+    tutti_status status = check_call(peers, what, call, true, &short_call);
+    if (status == TUTTI_OK && comparison != TUTTI_EQUAL && comparison != TUTTI_AT_LEAST)
+        status = tu_error(TUTTI_ERROR_ARGUMENT, "%s: the comparison is TUTTI_EQUAL or TUTTI_AT_LEAST, not %d", what,
+                          (int)comparison);
+    if (status == TUTTI_OK)
+        status = check_word(peers, what, word);
+    if (status != TUTTI_OK || peers->memory->world->fake)
+        return status;
+    return peers->memory->backend->remote->wait_word(&peers->backend, word_offset(peers, word),
+                                                     comparison == TUTTI_EQUAL, value, &short_call);
+}
+
 tutti_status tutti_peers_barrier(tutti_peers *peers, int channel, const tutti_call *call) {
     tu_backend_call short_call;
     tutti_status status = check_call(peers, "barrier", call, true, &short_call);

@@ -219,3 +219,31 @@ TEST_GPU(the_devices_of_this_process_have_a_matrix_of_links) { /* spec: test_cud
     tutti_connectivity_release(connectivity);
     CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
 }
+
+TEST_GPU(who_sees_the_value_of_a_word_sees_the_bytes_before_it) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), next = (rank + 1) % size,
+        before = (rank + size - 1) % size;
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    for (uint64_t round = 1; round <= 20; round++) {
+        uint64_t value = (uint64_t)rank * 1000 + round, got = 0;
+        CHECK_OK(tutti_peers_put_with_signal(peers, next, 128, &value, sizeof value, 3, round, ON_STREAM));
+        gpu_lockstep(group); /* everybody has put */
+        CHECK_OK(
+            tutti_peers_wait_for_signal(peers, 3, round % 2 == 0 ? TUTTI_EQUAL : TUTTI_AT_LEAST, round, ON_STREAM));
+        gpu_read(&got, (char *)tutti_memory_data(memory) + 128, sizeof got);
+        CHECK_EQ(got, (uint64_t)before * 1000 + round);
+        gpu_lockstep(group);
+    }
+    CHECK_OK(tutti_peers_wait_for_signal(peers, 3, TUTTI_EQUAL, 77,
+                                         TUTTI_OPTIONS(tutti_call, .stream = stream, .timeout_ns = 20000000)));
+    CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+    CHECK_STATUS(tutti_group_check(group), TUTTI_ERROR_TIMEOUT); /* told once, and ends nothing */
+    CHECK_MESSAGE("word");
+    CHECK_OK(tutti_group_check(group));
+    gpu_lockstep(group);
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}

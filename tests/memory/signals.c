@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
+#include <tutti/collective.h>
 #include <tutti/memory.h>
 #include <tutti/peers.h>
 
@@ -236,6 +237,56 @@ TEST_WORLD(signals_that_wake_a_sleeper_are_neither_lost_nor_doubled, 2) {
 }
 
 /* ---- limits ---- */
+
+/* ---- words of the pad ---- */
+
+TEST_WORLD(who_sees_the_value_of_a_word_sees_the_bytes_before_it, 3) {
+    tutti_memory *memory;
+    tutti_peers *peers = make_peers(world, 100000, &memory);
+    int rank = tutti_peers_rank(peers), next = (rank + 1) % 3, before = (rank + 2) % 3;
+    unsigned char *bytes = malloc(100000);
+    const unsigned char *own = tutti_memory_data(memory);
+    for (uint64_t round = 1; round <= 50; round++) {
+        memset(bytes, (int)(round + (uint64_t)rank), 100000);
+        CHECK_OK(tutti_peers_put_with_signal(peers, next, 0, bytes, 100000, 7, round, LONG));
+        CHECK_OK(tutti_peers_wait_for_signal(peers, 7, round % 2 == 0 ? TUTTI_EQUAL : TUTTI_AT_LEAST, round, LONG));
+        for (size_t i = 0; i < 100000; i++)
+            CHECK_EQ(own[i], (unsigned char)(round + (uint64_t)before));
+        CHECK_OK(tutti_peers_put_with_signal(peers, before, 0, NULL, 0, 8, round, LONG)); /* read: may be overwritten */
+        CHECK_OK(tutti_peers_wait_for_signal(peers, 8, TUTTI_AT_LEAST, round, LONG));
+    }
+    free(bytes);
+    CHECK_OK(tutti_peers_barrier(peers, 0, LONG));
+    end_peers(peers, memory);
+}
+
+TEST_WORLD(a_word_is_equal_or_at_least_and_keeps_its_value, 2) {
+    tutti_memory *memory;
+    tutti_peers *peers = make_peers(world, 64, &memory);
+    int other = 1 - tutti_peers_rank(peers);
+    CHECK_OK(tutti_peers_wait_for_signal(peers, 0, TUTTI_EQUAL, 0, SHORT)); /* the pad is clear */
+    CHECK_OK(tutti_peers_barrier(peers, 0, LONG));
+    CHECK_OK(tutti_peers_put_with_signal(peers, other, 0, NULL, 0, 0, UINT64_C(1) << 40, LONG));
+    CHECK_OK(tutti_peers_wait_for_signal(peers, 0, TUTTI_AT_LEAST, 5, LONG));
+    CHECK_OK(tutti_peers_wait_for_signal(peers, 0, TUTTI_EQUAL, UINT64_C(1) << 40, LONG)); /* nobody took it */
+    CHECK_STATUS(tutti_peers_wait_for_signal(peers, 0, TUTTI_EQUAL, 5, SHORT), TUTTI_ERROR_TIMEOUT);
+    CHECK_MESSAGE("it is 1099511627776");
+    CHECK_STATUS(tutti_peers_wait_for_signal(peers, 0, TUTTI_AT_LEAST, UINT64_MAX, SHORT), TUTTI_ERROR_TIMEOUT);
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL)); /* nothing has ended */
+    size_t words = tutti_peers_pad_bytes(peers) / 8;
+    uint32_t value = 1;
+    CHECK_OK(tutti_peers_put_with_signal(peers, other, 0, NULL, 0, words - 1, 3, LONG));
+    CHECK_OK(tutti_peers_wait_for_signal(peers, words - 1, TUTTI_EQUAL, 3, LONG));
+    CHECK_STATUS(tutti_peers_put_with_signal(peers, other, 0, &value, 4, words, 1, LONG), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_peers_put_with_signal(peers, 2, 0, &value, 4, 0, 1, LONG), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_peers_put_with_signal(peers, other, 61, &value, 4, 0, 1, LONG), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_peers_put_with_signal(peers, other, 0, NULL, 4, 0, 1, LONG), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_peers_wait_for_signal(peers, words, TUTTI_EQUAL, 1, LONG), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_peers_wait_for_signal(peers, 0, (tutti_comparison)0, 1, LONG), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_peers_wait_for_signal(NULL, 0, TUTTI_EQUAL, 1, LONG), TUTTI_ERROR_ARGUMENT);
+    CHECK_OK(tutti_peers_barrier(peers, 0, LONG));
+    end_peers(peers, memory);
+}
 
 TEST_WORLD(channels_and_ranks_out_of_bounds_are_refused,
            2) { /* spec: test_barrier_channel_out_of_bounds, test_put_wait_signal_…_out_of_bounds */

@@ -311,6 +311,21 @@ static void use_windows(tutti_world *world) {
         CHECK_EQ(got, value);
         CHECK_OK(tutti_peers_barrier(peers, 1, ON_STREAM));
     }
+    for (uint64_t round = 1; round <= 5; round++) { /* words: equal, and at least */
+        uint64_t bytes_of_round = (uint64_t)rank * 100 + round, got = 0;
+        CHECK_OK(
+            tutti_peers_put_with_signal(peers, next, 64, &bytes_of_round, sizeof bytes_of_round, 5, round, ON_STREAM));
+        CHECK_OK(tutti_peers_wait_for_signal(peers, 5, TUTTI_EQUAL, round, ON_STREAM));
+        CHECK_OK(tutti_peers_wait_for_signal(peers, 5, TUTTI_AT_LEAST, round - 1, ON_STREAM));
+        gpu_read(&got, (char *)tutti_memory_data(memory) + 64, sizeof got);
+        CHECK_EQ(got, (uint64_t)before * 100 + round);
+        CHECK_OK(tutti_peers_barrier(peers, 2, ON_STREAM));
+    }
+    CHECK_OK(tutti_peers_wait_for_signal(peers, 5, TUTTI_EQUAL, 99,
+                                         TUTTI_OPTIONS(tutti_call, .stream = stream, .timeout_ns = 20000000)));
+    nccl_settle();
+    CHECK_STATUS(tutti_group_check(group), TUTTI_ERROR_TIMEOUT); /* told once, and ends nothing */
+    CHECK_MESSAGE("99");
     CHECK_OK(tutti_group_check(group));
     CHECK_EQ(count("windows"), 2 * RANKS); /* of the block and of its signals */
     CHECK_OK(tutti_barrier(group, NULL));

@@ -298,6 +298,12 @@ static tutti_status check_expired(tu_cuda_group *on) {
         return TUTTI_OK;
     const tu_backend_host *host = on->cuda->host;
     const tu_cuda_fault *late = &on->told->expired;
+    if (late->peer == TU_CUDA_NOBODY)
+        return host->error(TUTTI_ERROR_TIMEOUT,
+                           "%s of group %s on the GPU: rank %d waited until the deadline for a word of its signal pad "
+                           "to be %u; it was %u (the low 32 bits of both)",
+                           host->operation_name(late->operation), host->group_name(on->group),
+                           host->group_rank(on->group), late->mine, late->theirs);
     tutti_status status = host->error(
         TUTTI_ERROR_TIMEOUT, "%s of group %s on the GPU: rank %d waited for rank %u on channel %u until the deadline",
         host->operation_name(late->operation), host->group_name(on->group), host->group_rank(on->group), late->peer,

@@ -273,13 +273,17 @@ typedef struct tu_cuda_signal_args {
     int32_t peer;
     int32_t kind;
     uint32_t operation;
+    uint64_t word, value; /* of a number that is set or awaited: its address, and what it shall be */
 } tu_cuda_signal_args;
 
 enum {
     TU_CUDA_SIGNAL_PUT = 0,
     TU_CUDA_SIGNAL_WAIT = 1,
     TU_CUDA_SIGNAL_BARRIER = 2,
-    TU_CUDA_SIGNAL_TEST = 3 /* takes the signal if it is there */
+    TU_CUDA_SIGNAL_TEST = 3, /* takes the signal if it is there */
+    TU_CUDA_SIGNAL_SET_WORD = 4,
+    TU_CUDA_SIGNAL_AWAIT_EQUAL = 5,
+    TU_CUDA_SIGNAL_AWAIT_LEAST = 6
 };
 
 #endif

@@ -34,6 +34,12 @@ static __device__ __forceinline__ void add_release64(uint64_t *word, uint64_t va
     asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
+static __device__ __forceinline__ uint64_t load_acquire64(const uint64_t *word) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
 static __device__ __forceinline__ uint64_t load_acquire64_gpu(const uint64_t *word) {
     uint64_t value;
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");

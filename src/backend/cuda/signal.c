@@ -64,7 +64,7 @@ typedef struct company {
 /* Counts a launch. The group's turn is taken. */
 static company count_signal(const tu_backend_peers *peers, int kind, int peer, int channel) {
     const tu_cuda_map *areas = peers->areas->handle;
-    if (areas->desk == NULL || (peer >= 0 && !areas->near[peer]))
+    if (kind >= TU_CUDA_SIGNAL_SET_WORD || areas->desk == NULL || (peer >= 0 && !areas->near[peer]))
         return (company){ .count = NULL };
     _Atomic uint32_t *counts = atomic_load_explicit(&areas->desk->counts, memory_order_acquire);
     if (kind == TU_CUDA_SIGNAL_BARRIER) {
@@ -165,8 +165,13 @@ static tu_cuda_kernel kernel_of(const tu_backend_peers *peers, int kind) {
     return peers->areas->multicast != NULL ? TU_CUDA_MULTIMEM_BARRIER_SWITCH : TU_CUDA_MULTIMEM_BARRIER_MEMBERS;
 }
 
-static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, int channel, const tu_backend_call *call,
-                           const char *name) {
+/* A number of the pad, with what it is set to or waited for. */
+typedef struct number {
+    uint64_t address, value;
+} number;
+
+static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, int channel, number number,
+                           const tu_backend_call *call, const char *name) {
     tu_cuda *cuda = peers->state;
     tu_cuda_device *device = &cuda->devices[peers->device_index];
     tu_cuda_group *group = peers->local;
@@ -175,6 +180,8 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
         return status;
     int64_t timeout_ns = cuda->host->timeout(peers->group, call->timeout_ns);
     tu_cuda_signal_args args = arguments(peers, kind, peer, channel, timeout_ns, name);
+    args.word = number.address;
+    args.value = number.value;
     unsigned threads = (unsigned)(peers->size + 31) / 32 * 32;
     tu_cuda_kernel kernel = kernel_of(peers, kind);
     threads = kind != TU_CUDA_SIGNAL_BARRIER || kernel != TU_CUDA_SIGNAL ? 1 : threads > 512 ? 512 : threads;
@@ -196,15 +203,35 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
 }
 
 static tutti_status put_signal(const tu_backend_peers *peers, int to, int channel, const tu_backend_call *call) {
-    return launch(peers, TU_CUDA_SIGNAL_PUT, to, channel, call, "peers_signal");
+    return launch(peers, TU_CUDA_SIGNAL_PUT, to, channel, (number){ 0 }, call, "peers_signal");
 }
 
 static tutti_status wait_signal(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call) {
-    return launch(peers, TU_CUDA_SIGNAL_WAIT, from, channel, call, "peers_wait_signal");
+    return launch(peers, TU_CUDA_SIGNAL_WAIT, from, channel, (number){ 0 }, call, "peers_wait_signal");
 }
 
 static tutti_status barrier(const tu_backend_peers *peers, int channel, const tu_backend_call *call) {
-    return launch(peers, TU_CUDA_SIGNAL_BARRIER, -1, channel, call, "peers_barrier");
+    return launch(peers, TU_CUDA_SIGNAL_BARRIER, -1, channel, (number){ 0 }, call, "peers_barrier");
+}
+
+/* The address of a member's block as kernels here reach it. */
+static uint64_t block_of(const tu_backend_peers *peers, int member) {
+    uint64_t base, stride;
+    tu_cuda_map_plan(peers->blocks, &base, &stride);
+    return base + (uint64_t)member * stride;
+}
+
+static tutti_status set_word(const tu_backend_peers *peers, int to, size_t offset, uint64_t value,
+                             const tu_backend_call *call) {
+    number number = { block_of(peers, to) + offset, value };
+    return launch(peers, TU_CUDA_SIGNAL_SET_WORD, to, 0, number, call, "peers_signal");
+}
+
+static tutti_status wait_word(const tu_backend_peers *peers, size_t offset, bool equal, uint64_t value,
+                              const tu_backend_call *call) {
+    number number = { block_of(peers, peers->rank) + offset, value };
+    int kind = equal ? TU_CUDA_SIGNAL_AWAIT_EQUAL : TU_CUDA_SIGNAL_AWAIT_LEAST;
+    return launch(peers, kind, -1, 0, number, call, "peers_wait_signal");
 }
 
 /* A kernel on the backend's own stream looks, takes, and answers; the host waits for it. Not ordered with streams: a
@@ -250,4 +277,6 @@ const tu_backend_remote tu_cuda_remote = {
     .wait_signal = wait_signal,
     .test_signal = test_signal,
     .barrier = barrier,
+    .set_word = set_word,
+    .wait_word = wait_word,
 };

@@ -83,12 +83,45 @@ static __device__ void barrier(const tu_cuda_signal_args &args) {
     __threadfence_system();
 }
 
+/* ---- numbers of the pad ---- */
+
+static __device__ void set_word(const tu_cuda_signal_args &args) {
+    __threadfence_system(); /* everything that earlier kernels of this stream stored comes before the number */
+    store_release64((uint64_t *)args.word, args.value); /* pairs with the load in await_word, on another rank */
+}
+
+static __device__ void await_word(const tu_cuda_signal_args &args) {
+    uint64_t deadline = 0;
+    for (uint32_t spins = 0;; spins++) {
+        uint64_t found = load_acquire64((const uint64_t *)args.word);
+        if (args.kind == TU_CUDA_SIGNAL_AWAIT_EQUAL ? found == args.value : found >= args.value)
+            break;
+        if ((spins & 63) != 63)
+            continue;
+        if (has_fault(args.group))
+            return;
+        uint64_t now = global_time();
+        if (deadline == 0)
+            deadline = now + args.timeout_ns;
+        if (now > deadline) {
+            raise_expired(args.group, { TU_CUDA_FAULT_TIMEOUT, TU_CUDA_NOBODY, (uint32_t)args.value, (uint32_t)found,
+                                        args.operation, (uint32_t)args.channel, 0 });
+            return;
+        }
+    }
+    __threadfence_system();
+}
+
 extern "C" __global__ void tutti_signal(const __grid_constant__ tu_cuda_signal_args args) {
     await_order(args.group, args.timeout_ns);
     if (!has_fault(args.group)) {
         tu_cuda_signal *mine =
             (tu_cuda_signal *)args.local + (uint64_t)args.channel * args.size + (args.peer < 0 ? 0 : args.peer);
-        if (args.kind == TU_CUDA_SIGNAL_PUT)
+        if (args.kind >= TU_CUDA_SIGNAL_AWAIT_EQUAL)
+            await_word(args);
+        else if (args.kind == TU_CUDA_SIGNAL_SET_WORD)
+            set_word(args);
+        else if (args.kind == TU_CUDA_SIGNAL_PUT)
             put_signal(args, mine);
         else if (args.kind == TU_CUDA_SIGNAL_TEST)
             test_signal(args, mine);

@@ -120,8 +120,11 @@ typedef struct slow_wait {
     const tu_backend_peers *peers;
     int other; /* group rank */
     int channel;
-    uint32_t epoch; /* of a barrier */
-    int next;       /* of a barrier: all members below have arrived */
+    uint32_t epoch;               /* of a barrier */
+    int next;                     /* of a barrier: all members below have arrived */
+    const _Atomic uint64_t *word; /* of the pad: NULL: none is awaited */
+    uint64_t value;
+    bool equal;
 } slow_wait;
 
 static bool missing_other(void *argument, int member) {
@@ -150,8 +153,12 @@ static tutti_status wait_slowly(slow_wait *state, tu_operation operation, const 
     while (status == TUTTI_OK && act != NULL && !act(state));
     if (status != TUTTI_OK) {
         status = tu_group_wait_error(&wait, status);
-        if (status == TUTTI_ERROR_TIMEOUT)
+        if (status == TUTTI_ERROR_TIMEOUT && state->word == NULL)
             tu_error_append(" (channel %d)", state->channel);
+        else if (status == TUTTI_ERROR_TIMEOUT)
+            tu_error_append(" (for a word of the signal pad to be %s%llu; it is %llu)", state->equal ? "" : "at least ",
+                            (unsigned long long)state->value,
+                            (unsigned long long)atomic_load_explicit(state->word, memory_order_relaxed));
     }
     return tu_group_leave(group, &info, ticket, status);
 }
@@ -256,6 +263,44 @@ tutti_status tu_shm_test_signal(const tu_backend_peers *peers, int from, int cha
         return TUTTI_OK;
     *arrived = try_take(&state); /* the last thing that the sender did */
     return *arrived ? TUTTI_OK : tu_group_cause(peers->group);
+}
+
+/* ---- words of the pad ---- */
+
+tutti_status tu_shm_set_word(const tu_backend_peers *peers, int to, size_t offset, uint64_t value,
+                             const tu_backend_call *call) {
+    (void)call;
+    tutti_status status = meet_faults(peers, TU_OPERATION_PEERS_SIGNAL);
+    if (status != TUTTI_OK)
+        return tu_not_entered(status);
+    _Atomic uint64_t *word = (_Atomic uint64_t *)((char *)peers->blocks->addresses[to] + offset);
+    atomic_store_explicit(word, value, memory_order_release); /* pairs with the acquire in has_value */
+    ring(peers, to);
+    return TUTTI_OK;
+}
+
+static bool has_value(void *argument) {
+    const slow_wait *state = argument;
+    uint64_t value = atomic_load_explicit(state->word, memory_order_acquire); /* pairs with tu_shm_set_word */
+    return state->equal ? value == state->value : value >= state->value;
+}
+
+/* Anybody may be the one that sets it. */
+static bool missing_setter(void *argument, int member) {
+    return member != ((const slow_wait *)argument)->peers->rank;
+}
+
+tutti_status tu_shm_wait_word(const tu_backend_peers *peers, size_t offset, bool equal, uint64_t value,
+                              const tu_backend_call *call) {
+    slow_wait state = { .peers = peers,
+                        .other = -1,
+                        .word = (const _Atomic uint64_t *)((char *)peers->blocks->addresses[peers->rank] + offset),
+                        .value = value,
+                        .equal = equal };
+    tutti_status status = meet_faults(peers, TU_OPERATION_PEERS_WAIT_SIGNAL);
+    if (status != TUTTI_OK || try_quickly(peers, has_value, &state))
+        return tu_not_entered(status);
+    return wait_slowly(&state, TU_OPERATION_PEERS_WAIT_SIGNAL, call, has_value, NULL, missing_setter);
 }
 
 /* ---- barrier ---- */

@@ -239,6 +239,8 @@ static const tu_backend_remote remote_part = {
     .wait_signal = tu_shm_wait_signal,
     .test_signal = tu_shm_test_signal,
     .barrier = tu_shm_barrier,
+    .set_word = tu_shm_set_word,
+    .wait_word = tu_shm_wait_word,
 };
 
 const tu_backend tu_backend_shm = {

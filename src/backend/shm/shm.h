@@ -15,5 +15,9 @@ tutti_status tu_shm_signal(const tu_backend_peers *peers, int to, int channel, c
 tutti_status tu_shm_wait_signal(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call);
 tutti_status tu_shm_test_signal(const tu_backend_peers *peers, int from, int channel, bool *arrived);
 tutti_status tu_shm_barrier(const tu_backend_peers *peers, int channel, const tu_backend_call *call);
+tutti_status tu_shm_set_word(const tu_backend_peers *peers, int to, size_t offset, uint64_t value,
+                             const tu_backend_call *call);
+tutti_status tu_shm_wait_word(const tu_backend_peers *peers, size_t offset, bool equal, uint64_t value,
+                              const tu_backend_call *call);
 
 #endif

@@ -114,6 +114,10 @@ static inline uint32_t load_relaxed32(const uint32_t *word) {
 static inline uint64_t load_relaxed64_gpu(const uint64_t *word) {
     return __atomic_load_n(word, __ATOMIC_RELAXED);
 }
+static inline uint64_t load_acquire64(const uint64_t *word) {
+    emulated_yield();
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
 static inline uint64_t load_acquire64_gpu(const uint64_t *word) {
     emulated_yield();
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
