@@ -67,8 +67,13 @@ static const tu_executor adapter, host_adapter;
 /* Whether the backend's executor has a flag set: an older plug-in's table ends before it. */
 #define SAYS(table, flag) ((table)->size >= offsetof(tu_device_executor, flag) + sizeof(table)->flag && (table)->flag)
 
+/* `streams` are those of the backend that has the device's memory; one that has its own knows its devices by them. */
 static void make_executor(device_executor *executor, const tu_backend_opened *backend,
                           const tu_backend_streams *streams, void *streams_state) {
+    if (streams != NULL && backend->table->streams != NULL) {
+        streams = backend->table->streams;
+        streams_state = backend->state;
+    }
     executor->executor = streams != NULL ? adapter : host_adapter;
     snprintf(executor->executor.name, sizeof executor->executor.name, "%s", backend->table->name);
     executor->table = backend->table->executor;

@@ -10,18 +10,23 @@
 
 /* ---- on one host: a hand-over without data ---- */
 
-/* What this rank sends to each, for those who have to expect it. */
+/* What this rank sends to each, and what it expects from each. */
 static void tell_splits(const tu_collective *state, const tu_task *task, uint64_t epoch) {
     uint64_t(*splits)[2] = tu_splits(state, state->rank, epoch);
-    for (int i = 0; i < state->size; i++)
+    for (int i = 0; i < state->size; i++) {
         splits[i][0] = task->in_counts[i];
+        splits[i][1] = task->out_counts[i];
+    }
 }
 
+/* Every pair, so that all members find the same, and nobody goes on alone. */
 static tutti_status compare_splits(tu_collective *state, const tu_task *task, uint64_t epoch) {
-    for (int source = 0; source < state->size; source++) {
-        uint64_t sent = tu_splits(state, source, epoch)[state->rank][0];
-        if (sent != task->out_counts[source])
-            return tu_mismatch_split(state, task, source, state->rank, sent, task->out_counts[source]);
+    for (int from = 0; from < state->size; from++) {
+        for (int to = 0; to < state->size; to++) {
+            uint64_t sent = tu_splits(state, from, epoch)[to][0], expected = tu_splits(state, to, epoch)[from][1];
+            if (sent != expected)
+                return tu_mismatch_split(state, task, from, to, sent, expected);
+        }
     }
     return TUTTI_OK;
 }

@@ -189,14 +189,9 @@ TEST_STANDIN(splits_that_differ_fail_before_nccl_is_entered) {
             CHECK_EQ(host[from * 10 + i], from * 100 + rank * 10 + i);
     if (rank == 1)
         out_counts[0] = 7;
-    tutti_status status =
-        tutti_all_to_all_v(group, in, in_counts, offsets, out, out_counts, offsets, TUTTI_I32, BY_NCCL);
-    if (rank == 1) {
-        CHECK_EQ(status, TUTTI_ERROR_MISMATCH);
-        CHECK_MESSAGE("expects 7");
-    }
-    while (tutti_group_check(group) == TUTTI_OK) /* the others learn it at their next call, or here */
-        usleep(1000);
+    CHECK_STATUS(tutti_all_to_all_v(group, in, in_counts, offsets, out, out_counts, offsets, TUTTI_I32, BY_NCCL),
+                 TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("expects 7");
     gpu_private_free(in);
     gpu_private_free(out);
 }
@@ -344,6 +339,8 @@ TEST(peers_reach_each_other_by_windows_as_newer_ones_have_them) {
     setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1); /* where the driver is no stand-in, the ranks share a GPU */
     test_threads(RANKS, on_rank, (void *)(uintptr_t)use_windows);
     check_nothing_is_left();
+    if (access("/dev/nvidiactl", F_OK) == 0)
+        _exit(0); /* a driver that is no stand-in keeps descriptors and threads of its own */
 }
 
 TEST_STANDIN(a_group_of_the_same_name_made_again_meets_the_same_block) {

@@ -460,6 +460,8 @@ static CUresult context_device(CUdevice *found) {
 }
 
 static CUresult push(CUcontext context) {
+    if (context == NULL)
+        return 1;
     contexts[++depth] = context;
     return CUDA_SUCCESS;
 }
