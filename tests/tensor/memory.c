@@ -3,6 +3,7 @@
  * Memory of tensors: what large ones leave serves others of any size, threads share it, it goes back to the system, and
  * a forked child goes on with it.
  */
+#include <cblas.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -196,6 +197,7 @@ TEST(a_child_forked_while_threads_allocate_goes_on_with_tensors) {
     };
     bool right[BUSY] = { true, true };
     pthread_t busy[BUSY];
+    openblas_set_num_threads(1); /* loops too: ThreadSanitizer lets no child start threads */
     tt_scope scope = tt_scope_open();
     pair made = make_pair(3);
     CHECK_OK(tt_scope_close(&scope));
