@@ -53,9 +53,10 @@ static tutti_status meet_here(tu_task *task) {
 /* Everybody tells everybody how much it sends. */
 static tutti_status exchange_splits(tu_task *task, tu_task *shadow) {
     size_t size = (size_t)task->group->size;
-    uint64_t *told = malloc(2 * size * sizeof *told), *heard = told + size;
+    uint64_t *told = malloc(2 * size * sizeof *told);
     if (told == NULL)
         return tu_error_memory("the splits of a collective", 2 * size * sizeof *told);
+    uint64_t *heard = told + size;
     for (size_t i = 0; i < size; i++)
         told[i] = task->in_counts[i];
     shadow->row = &tu_operations[TU_OPERATION_ALL_TO_ALL];
