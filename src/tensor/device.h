@@ -50,6 +50,10 @@ typedef struct tu_device_product {
     int64_t rows, columns, depth, batch;
     tu_device_matrix left, right, out; /* out is written */
     tutti_dtype dtype, result;         /* of the inputs; of out */
+    /* Of f8 alone: f32 on the device that the product is multiplied with, one, or one per row of left and column of
+     * right. NULL: 1. */
+    const void *left_scale, *right_scale;
+    bool scales_rows, scales_columns; /* there is one per row, per column */
 } tu_device_product;
 
 typedef struct tu_device_tensors {

@@ -142,6 +142,14 @@ typedef struct tu_launch_scaled {
     int32_t dtype;
 } tu_launch_scaled;
 
+/* out = the sum of `ranks` dense parts, or their average, in their order and with one rounding; part i begins
+ * i * step bytes behind `from`. */
+typedef struct tu_launch_parts {
+    uint64_t from, out;
+    int64_t step, count; /* of elements */
+    int32_t ranks, dtype, average;
+} tu_launch_parts;
+
 /* out (rows, columns) = left (rows, depth) right (depth, columns), `batch` times; element (i, j)
  * of an operand at data[i * row + j * column], the next product `step` further. */
 typedef struct tu_launch_product {

@@ -519,46 +519,94 @@ tutti_status tu_scaled_matmul_shape(tu_call *call) {
     return tu_shape_contiguous("scaled_matmul", &call->results[0]);
 }
 
-/* The product in f32, then its scales and one rounding. */
+/* The library's own scaled product: of f8, with scales of both sides alike, and nothing else. UNSUPPORTED where it is
+ * another one. */
+static tutti_status scaled_by_library(const tu_device *device, const tu_device_scaled *scaled) {
+    tu_device_product product = scaled->product;
+    if (device->table->product == NULL || product.depth == 0 || tu_dtype_bytes[product.dtype] != 1 ||
+        scaled->bias != NULL || scaled->whole != NULL || scaled->scales_rows != scaled->scales_columns)
+        return TUTTI_ERROR_UNSUPPORTED;
+    product.left_scale = scaled->row_scales;
+    product.right_scale = scaled->column_scales;
+    product.scales_rows = scaled->scales_rows;
+    product.scales_columns = scaled->scales_columns;
+    return device->table->product(device->state, device->index, tu_device_stream(device), &product);
+}
+
+tutti_status tu_device_multiply_scaled(const tu_call *call, tu_device *device, const tu_device_scaled *scaled) {
+    tu_device_product product = scaled->product;
+    int64_t rows = product.rows * product.batch;
+    if (rows == 0 || product.columns == 0)
+        return TUTTI_OK;
+    tutti_status status = scaled_by_library(device, scaled);
+    if (status != TUTTI_ERROR_UNSUPPORTED)
+        return status;
+    tu_shape shape = { .dtype = TUTTI_F32,
+                       .device = device->number,
+                       .ndim = 2,
+                       .sizes = { rows, product.columns },
+                       .strides = { product.columns, 1 } };
+    tt_tensor *wide = tu_tensor_new(&shape);
+    if (wide == NULL)
+        return TUTTI_ERROR_MEMORY;
+    tu_launch_scaled flat = { .product = tu_place_of(tu_pointer(wide)),
+                              .out = tu_place_of(product.out.data),
+                              .row_scales = tu_place_of(scaled->row_scales),
+                              .column_scales = tu_place_of(scaled->column_scales),
+                              .bias = tu_place_of(scaled->bias),
+                              .whole = tu_place_of(scaled->whole),
+                              .rows = rows,
+                              .columns = product.columns,
+                              .row_step = scaled->scales_rows,
+                              .column_step = scaled->scales_columns,
+                              .dtype = (int32_t)product.result };
+    product.out = (tu_device_matrix){ tu_pointer(wide), product.columns, 1, product.rows * product.columns };
+    product.result = TUTTI_F32;
+    status = tu_device_multiply(call, device, &product);
+    if (status == TUTTI_OK)
+        status = tu_device_launch(device, "kernel_scaled", rows * product.columns, TU_DEVICE_THREADS, &flat);
+    tu_tensor_drop(wide);
+    return status;
+}
+
+/* Matrices as they lie where one of their strides is 1, and in one type. */
+static tt_tensor *scaled_operand(const tt_tensor *x, tutti_dtype dtype) {
+    bool lies = x->dtype == dtype && (x->strides[0] == 1 || x->strides[1] == 1);
+    return lies ? tu_tensor_hold((tt_tensor *)x) : tu_stage_in(x, dtype);
+}
+
 static tutti_status scaled_on_device(tu_call *call) {
     tt_tensor *out = call->outputs[0], *in[6] = { NULL };
-    tu_device *device = tu_device_of(out);
-    tu_shape shape = tu_shape_of(out);
-    shape.dtype = TUTTI_F32;
-    tt_tensor *wide = tu_tensor_new(&shape);
-    bool staged = wide != NULL;
-    for (int i = 0; i < 6; i++)
-        staged = ((in[i] = tu_stage_in(call->inputs[i], TUTTI_F32)) != NULL || call->inputs[i] == NULL) && staged;
+    tutti_dtype dtype = call->inputs[0]->dtype;
+    if (dtype != (tutti_dtype)call->inputs[1]->dtype || !tu_is_float(dtype) || tu_dtype_bytes[dtype] > 2)
+        dtype = TUTTI_F32;
+    bool staged = true;
+    for (int i = 0; i < 6; i++) {
+        in[i] = i < 2 ? scaled_operand(call->inputs[i], dtype) : tu_stage_in(call->inputs[i], TUTTI_F32);
+        staged = staged && (in[i] != NULL || call->inputs[i] == NULL);
+    }
     tutti_status status = TUTTI_ERROR_MEMORY;
     if (staged) {
-        int64_t rows = out->sizes[0], columns = out->sizes[1], depth = in[0]->sizes[1];
-        tu_device_product product = { rows,
-                                      columns,
-                                      depth,
-                                      1,
-                                      { tu_pointer(in[0]), depth, 1, 0 },
-                                      { tu_pointer(in[1]), columns, 1, 0 },
-                                      { tu_pointer(wide), columns, 1, 0 },
-                                      TUTTI_F32,
-                                      TUTTI_F32 };
-        tu_launch_scaled flat = { .product = tu_place_of(tu_pointer(wide)),
-                                  .out = tu_place_of(tu_pointer(out)),
-                                  .row_scales = tu_place_of(tu_pointer(in[2])),
-                                  .column_scales = tu_place_of(tu_pointer(in[3])),
-                                  .bias = in[4] != NULL ? tu_place_of(tu_pointer(in[4])) : 0,
-                                  .whole = in[5] != NULL ? tu_place_of(tu_pointer(in[5])) : 0,
-                                  .rows = rows,
-                                  .columns = columns,
-                                  .row_step = in[2]->numel == 1 ? 0 : 1,
-                                  .column_step = in[3]->numel == 1 ? 0 : 1,
-                                  .dtype = out->dtype };
-        status = tu_device_multiply(call, device, &product);
-        if (status == TUTTI_OK)
-            status = tu_device_launch(device, "kernel_scaled", out->numel, TU_DEVICE_THREADS, &flat);
+        int64_t columns = out->sizes[1];
+        tu_device_scaled scaled = { .product = { .rows = out->sizes[0],
+                                                 .columns = columns,
+                                                 .depth = in[0]->sizes[1],
+                                                 .batch = 1,
+                                                 .left = matrix_there(in[0], 0),
+                                                 .right = matrix_there(in[1], 0),
+                                                 .out = { tu_pointer(out), columns, 1, 0 },
+                                                 .dtype = dtype,
+                                                 .result = out->dtype },
+                                    .row_scales = tu_pointer(in[2]),
+                                    .column_scales = tu_pointer(in[3]),
+                                    .bias = in[4] != NULL ? tu_pointer(in[4]) : NULL,
+                                    .whole = in[5] != NULL ? tu_pointer(in[5]) : NULL,
+                                    .scales_rows = in[2]->numel != 1,
+                                    .scales_columns = in[3]->numel != 1 };
+        status = tu_device_multiply_scaled(call, tu_device_of(out), &scaled);
     }
     for (int i = 0; i < 6; i++)
         tu_tensor_drop(in[i]);
-    tu_tensor_drop(wide);
     return status;
 }
 

@@ -333,8 +333,8 @@ static tutti_status find_kernel(tu_device *device, const char *name, void **kern
 
 #define MOST_BLOCKS 65535 /* kernels go on with what is left */
 
-tutti_status tu_device_launch_blocks(tu_device *device, const char *name, int64_t blocks, unsigned threads,
-                                     const void *arguments) {
+tutti_status tu_device_launch_on(tu_device *device, void *stream, const char *name, int64_t blocks, unsigned threads,
+                                 const void *arguments) {
     void *kernel = NULL;
     if (blocks <= 0)
         return TUTTI_OK;
@@ -342,9 +342,14 @@ tutti_status tu_device_launch_blocks(tu_device *device, const char *name, int64_
         return tu_error(TUTTI_ERROR_RANGE, "%s on %s would need %lld thread blocks", name,
                         tutti_device_name(device->number), (long long)blocks);
     tutti_status status = find_kernel(device, name, &kernel);
-    return status == TUTTI_OK ? device->table->launch(device->state, device->index, tu_device_stream(device), kernel,
-                                                      (unsigned)blocks, threads, arguments)
+    return status == TUTTI_OK ? device->table->launch(device->state, device->index, stream, kernel, (unsigned)blocks,
+                                                      threads, arguments)
                               : status;
+}
+
+tutti_status tu_device_launch_blocks(tu_device *device, const char *name, int64_t blocks, unsigned threads,
+                                     const void *arguments) {
+    return tu_device_launch_on(device, tu_device_stream(device), name, blocks, threads, arguments);
 }
 
 static int64_t blocks_for(int64_t items, unsigned threads) {

@@ -134,3 +134,108 @@ KERNEL(argmax_f64, tu_launch_fold) {
 KERNEL(argmax_i64, tu_launch_fold) {
     argmax<int64_t>(args);
 }
+
+/* ---- parts of several ranks: the arithmetic of tutti/dtype.h ---- */
+
+HERE float part_sum(float sum, const tu_launch_parts &args) {
+    return args.average ? sum / (float)args.ranks : sum;
+}
+
+/* Sixteen bytes of every part at a time, all of them on their way before the first is added. Known: how many parts
+ * there are, 0: any number, eight of them at a time. */
+template <class Lying, int Known> HERE void add_packs(const tu_launch_parts &args) {
+    const int each = 16 / (int)sizeof(Lying), most = Known > 0 ? Known : 8;
+    struct alignas(16) pack {
+        Lying at[each];
+    };
+    bool aligned = ((args.from | args.out | (uint64_t)args.step) & 15) == 0;
+    int64_t packs = aligned ? args.count / each : 0;
+    EACH_ELEMENT(i, packs) {
+        float sums[each];
+        for (int first = 0; first < args.ranks; first += most) {
+            pack read[most];
+            UNROLL
+            for (int rank = 0; rank < most; rank++)
+                if (Known > 0 || first + rank < args.ranks)
+                    read[rank] = ((const pack *)(uintptr_t)(args.from + (uint64_t)((first + rank) * args.step)))[i];
+            UNROLL
+            for (int rank = 0; rank < most; rank++) {
+                if (Known > 0 || first + rank < args.ranks) {
+                    UNROLL
+                    for (int k = 0; k < each; k++) {
+                        float x = Lying::widen(read[rank].at[k]);
+                        sums[k] = first + rank == 0 ? x : sums[k] + x;
+                    }
+                }
+            }
+        }
+        pack written;
+        UNROLL
+        for (int k = 0; k < each; k++)
+            written.at[k] = Lying::narrow(part_sum(sums[k], args));
+        ((pack *)(uintptr_t)args.out)[i] = written;
+    }
+    EACH_ELEMENT(rest, args.count - packs * each) {
+        int64_t i = packs * each + rest;
+        float sum = 0;
+        for (int rank = 0; rank < args.ranks; rank++) {
+            float x = Lying::widen(((const Lying *)(uintptr_t)(args.from + (uint64_t)(rank * args.step)))[i]);
+            sum = rank == 0 ? x : sum + x;
+        }
+        ((Lying *)(uintptr_t)args.out)[i] = Lying::narrow(part_sum(sum, args));
+    }
+}
+
+template <class Lying> HERE void add_lying(const tu_launch_parts &args) {
+    if (args.ranks == 2)
+        add_packs<Lying, 2>(args);
+    else if (args.ranks == 4)
+        add_packs<Lying, 4>(args);
+    else
+        add_packs<Lying, 0>(args);
+}
+
+/* One element at a time. */
+template <class Type> HERE void add_elements(const tu_launch_parts &args) {
+    int bytes = bytes_of(args.dtype);
+    EACH_ELEMENT(i, args.count) {
+        Type sum = 0;
+        for (int rank = 0; rank < args.ranks; rank++) {
+            Type x = load_as<Type>((const char *)(uintptr_t)(args.from + (uint64_t)(rank * args.step)) + i * bytes,
+                                   args.dtype);
+            sum = rank == 0 ? x : sum + x;
+        }
+        store_as<Type>(args.average ? sum / (Type)args.ranks : sum, (char *)(uintptr_t)args.out + i * bytes,
+                       args.dtype);
+    }
+}
+
+/* Integers wrap, and their average is a division of integers. */
+template <class Integer> HERE void add_integers(const tu_launch_parts &args) {
+    EACH_ELEMENT(i, args.count) {
+        Integer sum = 0;
+        for (int rank = 0; rank < args.ranks; rank++)
+            sum = (Integer)((uint64_t)sum +
+                            (uint64_t)((const Integer *)(uintptr_t)(args.from + (uint64_t)(rank * args.step)))[i]);
+        ((Integer *)(uintptr_t)args.out)[i] = args.average ? (Integer)(sum / (Integer)args.ranks) : sum;
+    }
+}
+
+#define ADD(suffix, how)                          \
+    KERNEL(add_parts_##suffix, tu_launch_parts) { \
+        how(args);                                \
+    }
+ADD(f64, add_elements<double>)
+ADD(f32, add_lying<lying_f32>)
+ADD(f16, add_lying<lying_f16>)
+ADD(bf16, add_lying<lying_bf16>)
+ADD(f8_e4m3, add_elements<float>)
+ADD(f8_e5m2, add_elements<float>)
+ADD(i8, add_integers<int8_t>)
+ADD(i16, add_integers<int16_t>)
+ADD(i32, add_integers<int32_t>)
+ADD(i64, add_integers<int64_t>)
+ADD(u8, add_integers<uint8_t>)
+ADD(u16, add_integers<uint16_t>)
+ADD(u32, add_integers<uint32_t>)
+ADD(u64, add_integers<uint64_t>)

@@ -24,11 +24,18 @@ enum {
     TYPE_I8 = 3,
     TYPE_I32 = 10,
     TYPE_BF16 = 14,
+    TYPE_E4M3 = 28,
+    TYPE_E5M2 = 29,
     COMPUTE_F32 = 68,
     COMPUTE_F64 = 70,
     COMPUTE_I32 = 72,
     TRANSPOSE_LEFT = 3, /* attributes of an operation */
     TRANSPOSE_RIGHT = 4,
+    SCALE_OF_LEFT = 17, /* an address on the device */
+    SCALE_OF_RIGHT = 18,
+    SCALES_OF_LEFT = 31, /* how many there are: one, or a vector */
+    SCALES_OF_RIGHT = 32,
+    SCALES_ARE_A_VECTOR = 3,
     BATCH_COUNT = 5, /* of a layout */
     BATCH_STEP = 6,
     WORKSPACE_BYTES = 1, /* of a preference */
@@ -167,16 +174,31 @@ static int type_of(tutti_dtype dtype) {
         return TYPE_I8;
     case TUTTI_I32:
         return TYPE_I32;
+    case TUTTI_F8_E4M3:
+        return TYPE_E4M3;
+    case TUTTI_F8_E5M2:
+        return TYPE_E5M2;
     default:
         return -1;
     }
+}
+
+/* Of f8 it has both operands by their depth, dense, with rows of 16 bytes; e5m2 on both sides it has not. */
+static bool can_multiply_f8(const tu_device_product *product) {
+    tutti_dtype result = product->result;
+    return product->left.column == 1 && product->right.row == 1 && product->depth % 16 == 0 &&
+           product->columns % 16 == 0 && product->left.row % 16 == 0 && product->right.column % 16 == 0 &&
+           (((uintptr_t)product->left.data | (uintptr_t)product->right.data | (uintptr_t)product->out.data) & 15) ==
+               0 &&
+           (result == TUTTI_BF16 || result == TUTTI_F16 || result == TUTTI_F32);
 }
 
 static bool can_multiply(const tu_device_product *product) {
     tutti_dtype dtype = product->dtype, result = product->result;
     bool floats = dtype == TUTTI_F32 || dtype == TUTTI_F64;
     bool narrow = dtype == TUTTI_F16 || dtype == TUTTI_BF16;
-    return (floats && result == dtype) || (narrow && (result == dtype || result == TUTTI_F32));
+    return (floats && result == dtype) || (narrow && (result == dtype || result == TUTTI_F32)) ||
+           (dtype == TUTTI_F8_E4M3 && can_multiply_f8(product));
 }
 
 /* How it can read a row-major operand of that many rows and columns: as it lies, or turned; false where neither. */
@@ -222,6 +244,25 @@ static int make_layout(const blas_library *library, blas_layout **layout, int ty
     return status;
 }
 
+/* The library's left is our right. Libraries before 12.9 know no vectors, and say so. */
+static int set_scales(const task *task, const tu_device_product *product) {
+    const blas_library *library = task->library;
+    int32_t vector = SCALES_ARE_A_VECTOR;
+    int status = 0;
+    if (product->right_scale != NULL)
+        status = library->cublasLtMatmulDescSetAttribute(task->operation, SCALE_OF_LEFT, &product->right_scale,
+                                                         sizeof product->right_scale);
+    if (status == 0 && product->left_scale != NULL)
+        status = library->cublasLtMatmulDescSetAttribute(task->operation, SCALE_OF_RIGHT, &product->left_scale,
+                                                         sizeof product->left_scale);
+    if (status != 0 || (!product->scales_columns && !product->scales_rows))
+        return status;
+    if (library->cublasLtMatmulDescSetAttribute(task->operation, SCALES_OF_LEFT, &vector, sizeof vector) != 0 ||
+        library->cublasLtMatmulDescSetAttribute(task->operation, SCALES_OF_RIGHT, &vector, sizeof vector) != 0)
+        return NO_SUCH_PRODUCT;
+    return 0;
+}
+
 static int make_task(task *task, const tu_device_product *product) {
     const blas_library *library = task->library;
     bool wide = product->dtype == TUTTI_F64, turned_left = false, turned_right = false;
@@ -236,6 +277,8 @@ static int make_task(task *task, const tu_device_product *product) {
         status = library->cublasLtMatmulDescSetAttribute(task->operation, TRANSPOSE_LEFT, &of_left, sizeof of_left);
     if (status == 0)
         status = library->cublasLtMatmulDescSetAttribute(task->operation, TRANSPOSE_RIGHT, &of_right, sizeof of_right);
+    if (status == 0)
+        status = set_scales(task, product);
     if (status == 0)
         status = make_layout(library, &task->left, type_of(product->dtype), product->depth, product->columns,
                              turned_right, leading_right, product->batch, product->right.step);
@@ -280,6 +323,8 @@ static tu_device_product key_of(const tu_device_product *product) {
         ((uintptr_t)product->left.data | (uintptr_t)product->right.data | (uintptr_t)product->out.data) & 15;
     key.left.data = (const void *)aligned;
     key.right.data = key.out.data = NULL;
+    key.scales_rows = product->scales_rows;
+    key.scales_columns = product->scales_columns;
     return key;
 }
 
