@@ -73,6 +73,11 @@ typedef struct tu_fused_block {
     int64_t columns;
     int size;
 } tu_fused_block;
+/* Of a result that is scattered along dim. */
+tu_fused_block tu_fused_block_of(const tt_tensor *out, int dim, tutti_reduction reduction, tutti_group *group);
+/* A tensor with the scattered dimension first, as one matrix: itself where it lies so, else a copy; a reference of the
+ * caller's. NULL, with the error written, without memory. */
+tt_tensor *tu_fused_scattered_rows(tt_tensor *x, int dim);
 /* Adds the tiles of all ranks, as tu_scatter's accept. */
 tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from);
 /* How blocks of `rows` rows, products with `right`, are cut in tiles and chunks and put together in

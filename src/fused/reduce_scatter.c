@@ -170,36 +170,39 @@ static tutti_status accept(void *context, int64_t first, int64_t count, const vo
     return tu_fused_reduce(&job->block, first, count, from);
 }
 
-static partial_products partial_of(const tu_call *call, const tt_tensor *front, int dim, tutti_reduction reduction,
-                                   int size) {
-    const tt_tensor *out = call->outputs[0], *rhs = call->inputs[1];
-    partial_products job = { .lhs = tu_fused_rows(front),
-                             .rhs = { out->dtype, rhs->sizes[1], rhs->sizes[0], tu_fused_matrix(rhs), NULL, 0 },
-                             .rows = tu_fused_row_count(out),
-                             .last = dim == out->ndim - 1,
-                             .block = { .chunk = 1,
-                                        .before = 1,
-                                        .behind = 1,
-                                        .columns = out->sizes[out->ndim - 1],
-                                        .dtype = out->dtype,
-                                        .reduction = reduction,
-                                        .out = tu_pointer(out),
-                                        .size = size } };
-    job.block.row_bytes = (size_t)job.block.columns * tu_dtype_bytes[out->dtype];
-    if (job.last) {
-        job.block.behind = job.rows;
-    } else {
-        job.block.chunk = out->sizes[dim];
-        for (int i = 0; i < dim; i++)
-            job.block.before *= out->sizes[i];
-        for (int i = dim + 1; i < out->ndim - 1; i++)
-            job.block.behind *= out->sizes[i];
+tu_fused_block tu_fused_block_of(const tt_tensor *out, int dim, tutti_reduction reduction, tutti_group *group) {
+    tu_fused_block block = { .chunk = 1,
+                             .before = 1,
+                             .behind = 1,
+                             .columns = out->sizes[out->ndim - 1],
+                             .dtype = out->dtype,
+                             .reduction = reduction,
+                             .out = tu_pointer(out),
+                             .size = tutti_group_size(group) };
+    block.row_bytes = (size_t)block.columns * tu_dtype_bytes[out->dtype];
+    if (dim == out->ndim - 1) {
+        block.behind = tu_fused_row_count(out);
+        return block;
     }
-    return job;
+    block.chunk = out->sizes[dim];
+    for (int i = 0; i < dim; i++)
+        block.before *= out->sizes[i];
+    for (int i = dim + 1; i < out->ndim - 1; i++)
+        block.behind *= out->sizes[i];
+    return block;
 }
 
-/* a with the scattered dimension first, as one matrix: a itself where it lies so, else a copy. */
-static tt_tensor *rows_of(tt_tensor *lhs, int dim) {
+static partial_products partial_of(const tu_call *call, const tt_tensor *front, int dim, tutti_reduction reduction,
+                                   tutti_group *group) {
+    const tt_tensor *out = call->outputs[0], *rhs = call->inputs[1];
+    return (partial_products){ .lhs = tu_fused_rows(front),
+                               .rhs = { out->dtype, rhs->sizes[1], rhs->sizes[0], tu_fused_matrix(rhs), NULL, 0 },
+                               .rows = tu_fused_row_count(out),
+                               .last = dim == out->ndim - 1,
+                               .block = tu_fused_block_of(out, dim, reduction, group) };
+}
+
+tt_tensor *tu_fused_scattered_rows(tt_tensor *lhs, int dim) {
     tt_tensor *front = dim == lhs->ndim - 1 ? tu_tensor_hold(lhs) : tu_fused_front(lhs, dim);
     if (front == NULL || tu_fused_is_rows(front))
         return front;
@@ -212,10 +215,10 @@ tutti_status tu_fused_matmul_reduce_scatter_cpu(tu_call *call) {
     const tu_fused_matmul_reduce_scatter_attributes *attributes = call->attributes;
     const char *who = call->entry->name;
     int dim = attributes->scatter_dim;
-    tt_tensor *front = rows_of(call->inputs[0], dim), *out = call->outputs[0];
+    tt_tensor *front = tu_fused_scattered_rows(call->inputs[0], dim), *out = call->outputs[0];
     if (front == NULL)
         return tu_fused_refuse(attributes->group, who, TUTTI_ERROR_MEMORY);
-    partial_products job = partial_of(call, front, dim, attributes->reduction, tutti_group_size(attributes->group));
+    partial_products job = partial_of(call, front, dim, attributes->reduction, attributes->group);
     tu_fused_signature signature = tu_fused_sign(who);
     tu_fused_sign_text(&signature, " ");
     tu_fused_sign_text(&signature, tutti_reduction_name(attributes->reduction));

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "functional/registry.h"
-#include "fused/operators.h"
+#include "fused/scaled_parts.h"
 #include "tensor/convert.h"
 #include "tensor/stage.h"
 
@@ -16,24 +16,17 @@ static const tt_tensor_list none = { 0, tu_nothing };
 
 /* ---- scales of the left matrix ---- */
 
-typedef enum scale_mode {
-    ROWS_SHARDED = 1, /* one for every row of the shard: gathered with it */
-    WHOLE,            /* one */
-    ROWS_REPLICATED,  /* one for every row of the gathered matrix */
-    NO_MODE
-} scale_mode;
-
 static bool leads(const tt_tensor *scale, int ndim, const int64_t *sizes) {
     return scale->ndim == ndim && scale->sizes[ndim - 1] == 1 &&
            memcmp(scale->sizes, sizes, (size_t)(ndim - 1) * sizeof *sizes) == 0;
 }
 
 /* In this order: what has one element may also be one for every row. */
-static scale_mode mode_of(const tt_tensor *scale, const tt_tensor *shard, const tu_shape *all) {
-    return leads(scale, shard->ndim, shard->sizes) ? ROWS_SHARDED
-           : scale->numel == 1                     ? WHOLE
-           : leads(scale, all->ndim, all->sizes)   ? ROWS_REPLICATED
-                                                   : NO_MODE;
+tu_scale_mode tu_scale_mode_of(const tt_tensor *scale, const tt_tensor *shard, const tu_shape *all) {
+    return leads(scale, shard->ndim, shard->sizes) ? TU_SCALES_SHARDED
+           : scale->numel == 1                     ? TU_SCALE_WHOLE
+           : leads(scale, all->ndim, all->sizes)   ? TU_SCALES_REPLICATED
+                                                   : TU_NO_SCALE_MODE;
 }
 
 /* Scales that must be the same on all ranks, in a few words. */
@@ -60,13 +53,8 @@ enum {
     HAS_RESULT_SCALE = 2
 };
 
-typedef struct right_side {
-    const tt_tensor *rhs, *scale, *bias, *result_scale;
-} right_side;
-
-/* The next matrix with what belongs to it; `at` goes on behind it. */
-static right_side next_right(const tu_call *call, int64_t present, int *at) {
-    right_side right = { call->inputs[*at], call->inputs[*at + 1], NULL, NULL };
+tu_scaled_right tu_scaled_next(const tu_call *call, int64_t present, int *at) {
+    tu_scaled_right right = { call->inputs[*at], call->inputs[*at + 1], NULL, NULL };
     *at += 2;
     if (present & HAS_BIAS)
         right.bias = call->inputs[(*at)++];
@@ -75,7 +63,7 @@ static right_side next_right(const tu_call *call, int64_t present, int *at) {
     return right;
 }
 
-static tutti_status check_right(const tu_call *call, const right_side *right, int64_t depth, tutti_dtype dtype) {
+static tutti_status check_right(const tu_call *call, const tu_scaled_right *right, int64_t depth, tutti_dtype dtype) {
     const char *who = call->entry->name;
     const tt_tensor *rhs = right->rhs;
     tutti_status status = tu_fused_check_b(call, rhs);
@@ -115,12 +103,12 @@ tutti_status tu_fused_all_gather_scaled_matmul_shape(tu_call *call) {
         return status;
     if (scale->dtype != TUTTI_F32)
         return tu_call_error(call, TUTTI_ERROR_TYPE, "A_scale is %s and must be f32", tu_describe(scale));
-    if (mode_of(scale, shard, &all) == NO_MODE)
+    if (tu_scale_mode_of(scale, shard, &all) == TU_NO_SCALE_MODE)
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT,
                              "Invalid scale shape for fp8 all-gather (shard shape: %s, scale shape: %s)",
                              tu_dims_text(shard->ndim, shard->sizes), tu_dims_text(scale->ndim, scale->sizes));
     for (size_t i = 0; i < attributes->present.count && status == TUTTI_OK; i++) {
-        right_side right = next_right(call, attributes->present.at[i], &at);
+        tu_scaled_right right = tu_scaled_next(call, attributes->present.at[i], &at);
         tutti_dtype dtype = attributes->out_dtypes.at[i] != 0 ? (tutti_dtype)attributes->out_dtypes.at[i]
                                                               : (tutti_dtype)right.rhs->dtype;
         status = check_right(call, &right, shard->sizes[shard->ndim - 1], dtype);
@@ -145,9 +133,9 @@ typedef struct scaled_products {
     int64_t rows, depth;
     tu_panels panels;
     tutti_dtype dtype;
-    scale_mode mode;
-    const float *scales; /* of mode WHOLE and ROWS_REPLICATED */
-    float *gathered;     /* of mode ROWS_SHARDED, where shards are put together: one for every row of A */
+    tu_scale_mode mode;
+    const float *scales; /* of mode TU_SCALE_WHOLE and TU_SCALES_REPLICATED */
+    float *gathered;     /* of mode TU_SCALES_SHARDED, where shards are put together: one for every row of A */
     char *whole;         /* where A is put together, or NULL */
 } scaled_products;
 
@@ -158,16 +146,16 @@ static bool by_shards(const scaled_products *job) {
 /* `count` rows of A from `first` on; `sharded` are their scales, where ranks have their own. */
 static tutti_status multiply_scaled(const scaled_products *job, int64_t first, int64_t count, tu_matrix left,
                                     const float *sharded) {
-    const float *scales = job->mode == ROWS_SHARDED      ? sharded
-                          : job->mode == ROWS_REPLICATED ? job->scales + first
-                                                         : job->scales;
+    const float *scales = job->mode == TU_SCALES_SHARDED      ? sharded
+                          : job->mode == TU_SCALES_REPLICATED ? job->scales + first
+                                                              : job->scales;
     tutti_status status = TUTTI_OK;
     for (size_t i = 0; i < job->count && status == TUTTI_OK; i++) {
         tt_tensor *out = job->call->outputs[i + 1];
         const tu_scaled *right = &job->rights[i];
         if (out->numel > 0)
             status = tu_scaled_rows(
-                right, count, left, job->dtype, scales, job->mode == WHOLE ? 0 : 1,
+                right, count, left, job->dtype, scales, job->mode == TU_SCALE_WHOLE ? 0 : 1,
                 (char *)tu_pointer(out) + (size_t)(first * right->columns) * tu_dtype_bytes[out->dtype], out->dtype);
     }
     return status;
@@ -195,7 +183,7 @@ static tutti_status multiply_rows(void *context, const tu_team_job *rows) {
     if (by_shards(job)) {
         left = tu_fused_shard(&rows->shards[0], job->rows, job->depth);
         left.data = (const char *)left.data + (size_t)(rows->row * left.row) * size;
-        sharded = job->mode == ROWS_SHARDED ? (const float *)rows->shards[1].data + rows->row : NULL;
+        sharded = job->mode == TU_SCALES_SHARDED ? (const float *)rows->shards[1].data + rows->row : NULL;
     } else {
         left.data = job->whole + (size_t)(first * job->depth) * size;
     }
@@ -208,19 +196,18 @@ static tutti_status open_rights(scaled_products *job) {
     tutti_status status = TUTTI_OK;
     job->count = 0;
     for (size_t i = 0; i < attributes->present.count && status == TUTTI_OK; i++) {
-        right_side right = next_right(job->call, attributes->present.at[i], &at);
+        tu_scaled_right right = tu_scaled_next(job->call, attributes->present.at[i], &at);
         status = tu_scaled_open(&job->rights[i], right.rhs, right.scale, right.bias, right.result_scale);
         job->count += status == TUTTI_OK;
     }
     return status;
 }
 
-/* The scales as the rows of A go in memory. */
-static tt_tensor *front_scales(const tt_tensor *scale, scale_mode mode, int dim) {
-    if (mode == WHOLE)
+tt_tensor *tu_front_scales(const tt_tensor *scale, tu_scale_mode mode, int dim) {
+    if (mode == TU_SCALE_WHOLE)
         return tu_stage_in(scale, TUTTI_F32);
     tt_tensor *front = tu_fused_front(scale, dim);
-    if (front == NULL || mode == ROWS_SHARDED)
+    if (front == NULL || mode == TU_SCALES_SHARDED)
         return front;
     tt_tensor *dense = tu_stage_in(front, TUTTI_F32);
     tu_tensor_drop(front);
@@ -240,14 +227,14 @@ static tutti_status gather_scaled(scaled_products *job, const tt_tensor *front, 
     tu_fused_sign_number(&signature, " along dimension", attributes->gather_dim);
     tu_fused_sign_tensor(&signature, " of", job->call->inputs[0]);
     tu_fused_sign_tensor(&signature, ", with a_scale", job->call->inputs[1]);
-    if (job->mode != ROWS_SHARDED) {
+    if (job->mode != TU_SCALES_SHARDED) {
         job->scales = tu_pointer(scales);
         sign_scales(&signature, job->scales, scales->numel);
     }
     tu_gather gather = { .who = job->call->entry->name,
                          .group = attributes->group,
                          .signature = &signature,
-                         .count = job->mode == ROWS_SHARDED ? 2 : 1,
+                         .count = job->mode == TU_SCALES_SHARDED ? 2 : 1,
                          .tensors = { front, scales },
                          .consume = job->whole != NULL || job->gathered != NULL ? place_scaled : NULL,
                          .work = multiply_rows,
@@ -268,7 +255,7 @@ typedef struct scaled_room {
 static tutti_status make_room(scaled_products *job, scaled_room *room) {
     size_t rows = (size_t)(job->rows * job->panels.ranks);
     room->rights = job->count * sizeof *job->rights;
-    room->scales = !by_shards(job) && job->mode == ROWS_SHARDED ? rows * sizeof *job->gathered : 0;
+    room->scales = !by_shards(job) && job->mode == TU_SCALES_SHARDED ? rows * sizeof *job->gathered : 0;
     room->panels = !by_shards(job) && job->whole == NULL ? rows * (size_t)job->depth * tu_dtype_bytes[job->dtype] : 0;
     job->rights = tu_block_alloc(tu_self(), room->rights);
     job->gathered = room->scales > 0 ? tu_block_alloc(tu_self(), room->scales) : NULL;
@@ -300,12 +287,12 @@ tutti_status tu_fused_all_gather_scaled_matmul_cpu(tu_call *call) {
                             .rows = tu_fused_row_count(shard),
                             .depth = shard->sizes[shard->ndim - 1],
                             .dtype = shard->dtype,
-                            .mode = mode_of(call->inputs[1], shard, &all),
+                            .mode = tu_scale_mode_of(call->inputs[1], shard, &all),
                             .whole = attributes->return_a ? tu_pointer(call->outputs[0]) : NULL };
     job.panels = tu_fused_panels(ranks, job.rows, false);
     scaled_room room;
     tt_tensor *front = tu_fused_front(shard, attributes->gather_dim),
-              *scales = front_scales(call->inputs[1], job.mode, attributes->gather_dim);
+              *scales = tu_front_scales(call->inputs[1], job.mode, attributes->gather_dim);
     tutti_status status = make_room(&job, &room);
     if (status == TUTTI_OK)
         status = front == NULL || scales == NULL ? TUTTI_ERROR_MEMORY : open_rights(&job);
@@ -465,7 +452,7 @@ tutti_status tu_fused_scaled_matmul_reduce_scatter_shape(tu_call *call) {
     const tu_fused_scaled_matmul_reduce_scatter_attributes *attributes = call->attributes;
     const tt_tensor *lhs = call->inputs[0];
     const tt_dims *shape = &attributes->output_shape;
-    right_side right = { call->inputs[1], call->inputs[3], call->inputs[4], call->inputs[5] };
+    tu_scaled_right right = { call->inputs[1], call->inputs[3], call->inputs[4], call->inputs[5] };
     int ranks = tutti_group_size(attributes->group), dim = attributes->orig_scatter_dim;
     tutti_status status = check_scatter(call);
     if (status == TUTTI_OK)
@@ -511,9 +498,7 @@ static tutti_status accept_scaled(void *context, int64_t first, int64_t count, c
     return tu_fused_reduce(&job->block, first, count, from);
 }
 
-/* All rows of x (…, width) in the order in which blocks go: x is looked at as (before, scattered, behind, width), and
- * the scattered dimension comes first. A dense tensor, or x's own memory where that is the order already. */
-static tt_tensor *rows_by_blocks(const tt_tensor *x, const tu_fused_block *block) {
+tt_tensor *tu_rows_by_blocks(const tt_tensor *x, const tu_fused_block *block) {
     int64_t width = x->sizes[x->ndim - 1], rows = tu_fused_row_count(x), scattered = block->chunk * block->size;
     tt_tensor *dense = tu_fused_is_rows(x) ? tu_tensor_hold((tt_tensor *)x) : tu_stage_in(x, x->dtype);
     if (dense == NULL)
@@ -541,25 +526,6 @@ static tt_tensor *rows_by_blocks(const tt_tensor *x, const tu_fused_block *block
     return result;
 }
 
-static tu_fused_block block_of(const tu_call *call) {
-    const tu_fused_scaled_matmul_reduce_scatter_attributes *attributes = call->attributes;
-    const tt_tensor *out = call->outputs[0];
-    tu_fused_block block = { .chunk = out->sizes[attributes->orig_scatter_dim],
-                             .before = 1,
-                             .behind = 1,
-                             .columns = out->sizes[out->ndim - 1],
-                             .dtype = out->dtype,
-                             .reduction = attributes->reduction,
-                             .out = tu_pointer(out),
-                             .size = tutti_group_size(attributes->group) };
-    block.row_bytes = (size_t)block.columns * tu_dtype_bytes[out->dtype];
-    for (int i = 0; i < attributes->orig_scatter_dim; i++)
-        block.before *= out->sizes[i];
-    for (int i = attributes->orig_scatter_dim + 1; i < out->ndim - 1; i++)
-        block.behind *= out->sizes[i];
-    return block;
-}
-
 static tutti_status scatter_scaled(tu_call *call, scaled_partials *job) {
     const tu_fused_scaled_matmul_reduce_scatter_attributes *attributes = call->attributes;
     const tt_tensor *out = call->outputs[0];
@@ -584,9 +550,11 @@ static tutti_status scatter_scaled(tu_call *call, scaled_partials *job) {
 tutti_status tu_fused_scaled_matmul_reduce_scatter_cpu(tu_call *call) {
     const tu_fused_scaled_matmul_reduce_scatter_attributes *attributes = call->attributes;
     const tt_tensor *a_scale = call->inputs[2];
-    scaled_partials job = { .block = block_of(call), .rows = tu_fused_row_count(call->outputs[0]) };
-    tt_tensor *lhs = rows_by_blocks(call->inputs[0], &job.block),
-              *by_rows = a_scale->numel == 1 ? tu_stage_in(a_scale, TUTTI_F32) : rows_by_blocks(a_scale, &job.block),
+    scaled_partials job = { .block = tu_fused_block_of(call->outputs[0], attributes->orig_scatter_dim,
+                                                       attributes->reduction, attributes->group),
+                            .rows = tu_fused_row_count(call->outputs[0]) };
+    tt_tensor *lhs = tu_rows_by_blocks(call->inputs[0], &job.block),
+              *by_rows = a_scale->numel == 1 ? tu_stage_in(a_scale, TUTTI_F32) : tu_rows_by_blocks(a_scale, &job.block),
               *dense = by_rows != NULL ? tu_stage_in(by_rows, TUTTI_F32) : NULL;
     tutti_status status = lhs == NULL || dense == NULL ? TUTTI_ERROR_MEMORY
                                                        : tu_scaled_open(&job.right, call->inputs[1], call->inputs[3],

@@ -13,6 +13,7 @@
 #include <tutti/fused.h>
 
 #include "collective/arrival.h"
+#include "fused/device.h"
 #include "memory/memory.h"
 #include "world/attachment.h"
 
@@ -269,7 +270,7 @@ size_t tt_fused_workspace_bytes(tutti_group *group) {
     if (group == NULL || group == TUTTI_NON_GROUP_MEMBER || tu_group_attachment(group, &attachment, &found) != TUTTI_OK)
         return 0;
     const tu_fused *state = found;
-    return atomic_load_explicit(&state->bytes, memory_order_relaxed);
+    return atomic_load_explicit(&state->bytes, memory_order_relaxed) + tu_fused_device_bytes(group);
 }
 
 int64_t tu_fused_overlaps(tutti_group *group) {

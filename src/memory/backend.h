@@ -126,6 +126,9 @@ typedef struct tu_backend_map {
     void **addresses; /* of each member's block, in group order; one's own is the block's own; NULL where not mapped */
     void *multicast;  /* one address for all, or NULL */
     void *handle;     /* the backend's own */
+    /* Where all of them, one's own too, also lie at equal distances: member 0's, and the step. NULL: nowhere. */
+    void *row;
+    size_t row_step;
 } tu_backend_map;
 
 /* What puts, signals and barriers work on. */

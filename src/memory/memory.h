@@ -43,6 +43,10 @@ TU_SHARED bool tu_symmetric_find(tu_memory_group *state, const void *pointer, si
 /* The peers with that index, for resolving what another member published; NULL when this rank holds none. Lent. */
 TU_SHARED const tutti_peers *tu_symmetric_peers(tu_memory_group *state, uint32_t index);
 
+/* A member's data, one's own too, as mapped beside the others': where the backend maps all of them in a row, members'
+ * data lies at equal distances. Else as tutti_peers_buffer. */
+TU_SHARED void *tu_symmetric_mapped(const tutti_peers *peers, int rank);
+
 /* The highest index that any peers of the group had so far. */
 uint32_t tu_symmetric_last(const tu_memory_group *state);
 

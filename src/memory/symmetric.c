@@ -146,6 +146,11 @@ const tutti_peers *tu_symmetric_peers(tu_memory_group *state, uint32_t index) {
     return peers;
 }
 
+void *tu_symmetric_mapped(const tutti_peers *peers, int rank) {
+    const tu_backend_map *blocks = &peers->blocks;
+    return blocks->row != NULL ? (char *)blocks->row + (size_t)rank * blocks->row_step : peers->buffers[rank];
+}
+
 uint32_t tu_symmetric_last(const tu_memory_group *state) {
     return atomic_load_explicit(&state->last_index, memory_order_relaxed);
 }

@@ -420,7 +420,9 @@ tutti_status tu_cuda_import(void *state, tutti_group *group, const tu_backend_bl
     if (status == TUTTI_OK) {
         *out = (tu_backend_map){ .addresses = addresses,
                                  .multicast = (void *)(uintptr_t)m->multicast_address,
-                                 .handle = m };
+                                 .handle = m,
+                                 .row = (void *)(uintptr_t)m->base,
+                                 .row_step = m->stride };
         return TUTTI_OK;
     }
     if (m != NULL)

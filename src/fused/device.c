@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What fused operations keep on a device, and how streams of several ranks agree and meet: see device.h.
+ */
+#include "fused/device.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "functional/symmetric.h"
+#include "memory/memory.h"
+#include "world/attachment.h"
+
+#define CHANNEL 0 /* of the meetings */
+
+/* Everything but `bytes` belongs to the thread whose turn it is: see tu_fused. */
+struct tu_fused_room {
+    tu_device *device;    /* that the memory lies on; NULL: none yet */
+    tutti_memory *memory; /* NULL: none yet */
+    atomic_size_t bytes;  /* of it; read without a turn, too */
+    size_t half_bytes, stage_bytes;
+    uint64_t gathers, scatters; /* so far, equal on all ranks */
+    void *beside;               /* a stream of its own */
+    void *last;                 /* the stream of the last call that was not captured */
+    void *done;                 /* an event behind that call; NULL: there was none */
+};
+
+/* ---- a group's room ---- */
+
+static tutti_status make_room(void *owner, void **made) {
+    (void)owner;
+    *made = calloc(1, sizeof(tu_fused_room));
+    return *made != NULL ? TUTTI_OK : tu_error_memory("the state of fused operations", sizeof(tu_fused_room));
+}
+
+static void drop_memory(tu_fused_room *room) {
+    tutti_memory_release(room->memory);
+    room->memory = NULL;
+    atomic_store_explicit(&room->bytes, 0, memory_order_relaxed);
+    room->half_bytes = room->stage_bytes = 0;
+    room->gathers = room->scatters = 0;
+}
+
+static void leave_device(tu_fused_room *room) {
+    const tu_device *device = room->device;
+    drop_memory(room);
+    if (device != NULL && room->done != NULL)
+        device->table->unmark(device->state, device->index, room->done);
+    if (device != NULL && room->beside != NULL)
+        device->table->stream_end(device->state, device->index, room->beside);
+    room->device = NULL;
+    room->beside = room->last = room->done = NULL;
+}
+
+static void end_room(void *ended) {
+    leave_device(ended);
+    free(ended);
+}
+
+static const tu_attachment attachment = { .make = make_room, .end = end_room };
+
+static tutti_status enter_device(tu_fused_room *room, tu_device *device) {
+    if (room->device == device)
+        return TUTTI_OK;
+    leave_device(room);
+    tutti_status status = device->table->stream_new(device->state, device->index, &room->beside);
+    if (status == TUTTI_OK)
+        room->device = device;
+    return status;
+}
+
+size_t tu_fused_device_bytes(tutti_group *group) {
+    void *found;
+    if (tu_group_attachment(group, &attachment, &found) != TUTTI_OK)
+        return 0;
+    const tu_fused_room *room = found;
+    return atomic_load_explicit(&room->bytes, memory_order_relaxed);
+}
+
+/* ---- streams ---- */
+
+/* What comes to `later` from now on begins when `earlier` has done what it holds. */
+static tutti_status follow(const tu_device *device, void *later, void *earlier) {
+    void *event;
+    tutti_status status = device->table->mark(device->state, device->index, earlier, &event);
+    if (status != TUTTI_OK)
+        return status;
+    status = device->table->join(device->state, device->index, later, event);
+    device->table->unmark(device->state, device->index, event);
+    return status;
+}
+
+/* The workspace is used in the order of the calls, whichever streams they are on. */
+static tutti_status follow_last(tu_fused_run *run) {
+    tu_fused_room *room = run->room;
+    if (room->done == NULL || room->last == run->stream || run->capturing)
+        return TUTTI_OK;
+    return run->device->table->join(run->device->state, run->device->index, run->stream, room->done);
+}
+
+static void note_last(tu_fused_run *run) {
+    const tu_device *device = run->device;
+    tu_fused_room *room = run->room;
+    if (run->capturing)
+        return;
+    if (room->done != NULL)
+        device->table->unmark(device->state, device->index, room->done);
+    room->last = run->stream;
+    if (device->table->mark(device->state, device->index, run->stream, &room->done) != TUTTI_OK)
+        room->done = NULL;
+}
+
+static tutti_call call_on(void *stream) {
+    tutti_call call = TUTTI_CALL_INIT;
+    call.stream = stream;
+    return call;
+}
+
+/* ---- calls ---- */
+
+tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group *group) {
+    void *found;
+    *run = (tu_fused_run){ .call = call,
+                           .group = group,
+                           .device = tu_device_of(call->inputs[0]),
+                           .rank = tutti_group_rank(group),
+                           .size = tutti_group_size(group) };
+    run->stream = tu_device_stream(run->device);
+    if (run->size == 1 || tu_fused_is_fake(group))
+        return tutti_group_check(group);
+    const tu_device_tensors *table = run->device->table;
+    run->capturing = table->capturing != NULL && table->capturing(run->device->state, run->device->index, run->stream);
+    tutti_status status = tu_fused_enter(group, &run->state);
+    if (status != TUTTI_OK)
+        return tu_fused_refuse(group, call->entry->name, status);
+    status = tu_group_attachment(group, &attachment, &found);
+    run->room = found;
+    if (status == TUTTI_OK)
+        status = enter_device(run->room, run->device);
+    if (status == TUTTI_OK && run->room->memory != NULL)
+        status = tutti_memory_rendezvous(run->room->memory, group, &run->peers); /* cached: asks nobody */
+    if (status == TUTTI_OK)
+        status = follow_last(run);
+    if (status == TUTTI_OK)
+        return TUTTI_OK;
+    status = tu_fused_refuse_inside(run->state, call->entry->name, status);
+    tutti_peers_release(run->peers);
+    tu_fused_leave(run->state);
+    run->state = NULL;
+    return status;
+}
+
+tutti_status tu_fused_end(tu_fused_run *run, tutti_status status) {
+    if (run->state == NULL)
+        return status;
+    note_last(run);
+    tutti_peers_release(run->peers); /* the block keeps them */
+    tu_fused_leave(run->state);
+    run->state = NULL;
+    return status;
+}
+
+/* This rank cannot go on, and the others' streams will wait for it. */
+static tutti_status checked(tu_fused_run *run, tutti_status status) {
+    return status == TUTTI_OK || run->state == NULL ? status : tu_fused_give_up(run->state, run->call->entry->name);
+}
+
+static tutti_status agree(tu_fused_run *run, const tu_fused_signature *signature) {
+    tutti_status status = tu_fused_publish(run->state, signature, TUTTI_OK);
+    return status == TUTTI_OK ? tu_fused_agree(run->state, run->call->entry->name) : status;
+}
+
+/* ---- growing ---- */
+
+/* Whether some rank captures, as the records say. */
+static bool anybody_captures(const tu_fused_run *run) {
+    bool captures = false;
+    for (int rank = 0; rank < run->size; rank++)
+        captures = captures || !run->state->records[rank].fits;
+    return captures;
+}
+
+static size_t rounded(size_t bytes) {
+    return (bytes + TU_FUSED_ALIGN - 1) / TU_FUSED_ALIGN * TU_FUSED_ALIGN;
+}
+
+/* Of the stage of the current scatter. */
+static size_t stage_offset(const tu_fused_room *room) {
+    return 2 * room->half_bytes + room->scatters % 2 * room->stage_bytes;
+}
+
+/* Every rank comes here after an agreement, with the same sizes. */
+static tutti_status reserve(tu_fused_run *run, const tu_fused_signature *signature, size_t half_bytes,
+                            size_t stage_bytes) {
+    tu_fused_room *room = run->room;
+    size_t half = rounded(half_bytes > room->half_bytes ? half_bytes : room->half_bytes),
+           stage = rounded(stage_bytes > room->stage_bytes ? stage_bytes : room->stage_bytes),
+           old = 2 * (room->half_bytes + room->stage_bytes), bytes = 2 * (half + stage);
+    if (room->memory != NULL && bytes <= old)
+        return TUTTI_OK;
+    if (anybody_captures(run))
+        return tu_error(TUTTI_ERROR_STATE,
+                        "%s: the workspace of group \"%s\" has %zu bytes on the device and would have to grow to %zu "
+                        "while a stream captures a graph: make the same call once before the capture",
+                        run->call->entry->name, tutti_group_name(run->group), old, bytes);
+    tutti_memory *memory = NULL;
+    tutti_memory_options options = TUTTI_MEMORY_OPTIONS_INIT;
+    options.device = run->device->number;
+    tutti_peers_release(run->peers);
+    run->peers = NULL;
+    drop_memory(room); /* first: the old and the new one need not lie in memory together */
+    tutti_status status = tutti_memory_alloc(tutti_group_world(run->group), bytes, &options, &memory);
+    run->state->own.status = (int32_t)status;
+    status = tu_fused_publish(run->state, signature, status);
+    if (status == TUTTI_OK)
+        status = tu_fused_agree(run->state, run->call->entry->name);
+    if (status == TUTTI_OK)
+        status = tutti_memory_rendezvous(memory, run->group, &run->peers);
+    if (status != TUTTI_OK) {
+        tutti_memory_release(memory);
+        return status;
+    }
+    room->memory = memory;
+    atomic_store_explicit(&room->bytes, tutti_memory_bytes(memory), memory_order_relaxed);
+    room->half_bytes = half;
+    room->stage_bytes = stage;
+    return TUTTI_OK;
+}
+
+/* ---- gather: places ---- */
+
+static bool is_turned(const tt_tensor *x) {
+    return x->ndim == 2 && !(x->flags & TU_CONTIGUOUS);
+}
+
+static void find_places(tu_fused_gather *gather) {
+    tu_fused *state = gather->run->state;
+    state->own.fits = !gather->run->capturing;
+    for (int i = 0; i < gather->count; i++) {
+        const tu_fused_part *part = &gather->parts[i];
+        tu_fused_place *place = &state->own.places[i];
+        tu_symmetric found;
+        *place = (tu_fused_place){ .turned = is_turned(part->tensor) };
+        if (part->bytes == 0 || !tu_symmetric_find(state->places, tu_pointer(part->tensor), part->bytes, &found))
+            continue;
+        place->block_bytes = tutti_memory_bytes(found.memory);
+        place->index = found.index;
+        place->offset = found.offset;
+    }
+}
+
+/* Blocks that have not met with the group do so now, all ranks together. */
+static tutti_status meet(tu_fused_gather *gather, int part) {
+    const tu_fused *state = gather->run->state;
+    tu_symmetric found;
+    tutti_peers *peers;
+    if (!tu_symmetric_find(state->places, tu_pointer(gather->parts[part].tensor), gather->parts[part].bytes, &found))
+        return tu_error(TUTTI_ERROR_STATE, "a symmetric block has gone during a call that uses it");
+    tutti_status status = tutti_memory_rendezvous(found.memory, gather->run->group, &peers);
+    if (status != TUTTI_OK)
+        return tutti_group_check(gather->run->group); /* blocks that cannot meet are staged */
+    gather->parts[part].in_place = true;
+    gather->parts[part].blocks = peers;
+    tutti_peers_release(peers); /* the block keeps them, and the input keeps the block */
+    return TUTTI_OK;
+}
+
+/* In test mode: the plain collective. */
+static tutti_status gather_plainly(tu_fused_gather *gather) {
+    tu_fused_run *run = gather->run;
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < gather->count && status == TUTTI_OK; i++) {
+        tu_fused_part *part = &gather->parts[i];
+        tu_shape shape = { .dtype = part->tensor->dtype,
+                           .device = run->device->number,
+                           .ndim = 1,
+                           .sizes = { run->size * part->tensor->numel },
+                           .strides = { 1 } };
+        tutti_call call = call_on(run->stream);
+        part->gathered = tu_tensor_new(&shape);
+        status = part->gathered == NULL ? TUTTI_ERROR_MEMORY
+                 : part->bytes == 0     ? TUTTI_OK
+                                    : tutti_all_gather(run->group, tu_pointer(part->tensor), tu_pointer(part->gathered),
+                                                       part->bytes, TUTTI_U8, &call);
+    }
+    return checked(run, status);
+}
+
+/* By what all ranks have told: in place where all have the part in blocks of one rendezvous, or of none yet. */
+static tutti_status settle_places(tu_fused_gather *gather) {
+    const tu_fused *state = gather->run->state;
+    const tu_fused_record *records = state->records;
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < gather->count && status == TUTTI_OK; i++) {
+        tu_fused_part *part = &gather->parts[i];
+        const tu_fused_place *first = &records[0].places[i];
+        bool symmetric = first->block_bytes != 0;
+        for (int rank = 1; rank < state->size; rank++)
+            symmetric = symmetric && records[rank].places[i].block_bytes == first->block_bytes &&
+                        records[rank].places[i].index == first->index;
+        part->in_place = symmetric && first->index != 0;
+        if (part->in_place)
+            part->blocks = tu_symmetric_peers(state->places, first->index);
+        else if (symmetric && !state->meets_in_vain && !anybody_captures(gather->run))
+            status = meet(gather, i);
+    }
+    return status;
+}
+
+/* Where staged parts go in the half, which is made large enough. */
+static tutti_status lay_out(tu_fused_gather *gather) {
+    size_t used = 0;
+    for (int i = 0; i < gather->count; i++) {
+        if (gather->parts[i].in_place)
+            continue;
+        gather->parts[i].staged = used;
+        used += rounded(gather->parts[i].bytes);
+    }
+    return reserve(gather->run, gather->signature, used > 0 ? used : 1, 0);
+}
+
+/* ---- gather: meeting ---- */
+
+static tutti_status stage_parts(const tu_fused_gather *gather, void *stream) {
+    const tu_fused_run *run = gather->run;
+    char *half = (char *)tutti_memory_data(run->room->memory) + run->room->gathers % 2 * run->room->half_bytes;
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < gather->count && status == TUTTI_OK; i++) {
+        const tu_fused_part *part = &gather->parts[i];
+        if (!part->in_place && part->bytes > 0)
+            status = run->device->table->copy(run->device->state, run->device->index, stream, half + part->staged,
+                                              tu_pointer(part->tensor), part->bytes);
+    }
+    return status;
+}
+
+static tutti_status meet_on(const tu_fused_run *run, void *stream) {
+    tutti_call call = call_on(stream);
+    return tutti_peers_barrier(run->peers, CHANNEL, &call);
+}
+
+static tutti_status announce(tu_fused_gather *gather) {
+    tu_fused_run *run = gather->run;
+    void *stream = gather->own_first ? run->room->beside : run->stream;
+    tutti_status status = gather->own_first ? follow(run->device, stream, run->stream) : TUTTI_OK;
+    if (status == TUTTI_OK)
+        status = stage_parts(gather, stream);
+    if (status == TUTTI_OK)
+        status = meet_on(run, stream);
+    if (status == TUTTI_OK && gather->own_first)
+        status = run->device->table->mark(run->device->state, run->device->index, stream, &gather->met);
+    return status;
+}
+
+tutti_status tu_fused_open_gather(tu_fused_gather *gather) {
+    tu_fused_run *run = gather->run;
+    for (int i = 0; i < gather->count; i++)
+        gather->parts[i].bytes =
+            (size_t)gather->parts[i].tensor->numel * tu_dtype_bytes[gather->parts[i].tensor->dtype];
+    if (run->state == NULL)
+        return TUTTI_OK;
+    find_places(gather);
+    tutti_status status = agree(run, gather->signature);
+    if (status == TUTTI_OK && tu_symm_test_mode())
+        return gather_plainly(gather);
+    if (status == TUTTI_OK)
+        status = settle_places(gather);
+    if (status == TUTTI_OK)
+        status = lay_out(gather);
+    return status == TUTTI_OK ? checked(run, announce(gather)) : status;
+}
+
+tutti_status tu_fused_await_others(tu_fused_gather *gather) {
+    const tu_fused_run *run = gather->run;
+    if (gather->met == NULL)
+        return TUTTI_OK;
+    tutti_status status = run->device->table->join(run->device->state, run->device->index, run->stream, gather->met);
+    run->device->table->unmark(run->device->state, run->device->index, gather->met);
+    gather->met = NULL;
+    return checked(gather->run, status);
+}
+
+tutti_status tu_fused_close_gather(tu_fused_gather *gather, tutti_status status) {
+    tu_fused_run *run = gather->run;
+    bool in_place = false;
+    for (int i = 0; i < gather->count; i++) {
+        in_place = in_place || gather->parts[i].in_place;
+        tu_tensor_drop(gather->parts[i].gathered);
+    }
+    if (gather->met != NULL)
+        run->device->table->unmark(run->device->state, run->device->index, gather->met);
+    gather->met = NULL;
+    if (run->state == NULL || status != TUTTI_OK)
+        return checked(run, status);
+    run->room->gathers++;
+    if (!in_place)
+        return TUTTI_OK;
+    if (!gather->own_first)
+        return checked(run, meet_on(run, run->stream));
+    /* Where the first meeting was, so that the two need no order between streams. */
+    status = follow(run->device, run->room->beside, run->stream);
+    if (status == TUTTI_OK)
+        status = meet_on(run, run->room->beside);
+    if (status == TUTTI_OK)
+        status = follow(run->device, run->stream, run->room->beside);
+    return checked(run, status);
+}
+
+tu_shard tu_fused_part_of(const tu_fused_gather *gather, int part, int rank) {
+    const tu_fused_run *run = gather->run;
+    const tu_fused_part *of = &gather->parts[part];
+    if (run->state == NULL || of->bytes == 0) /* the others are made up, and have what this rank has */
+        return (tu_shard){ tu_pointer(of->tensor), is_turned(of->tensor) };
+    const tu_fused_place *place = &run->state->records[rank].places[part];
+    if (of->gathered != NULL)
+        return (tu_shard){ (const char *)tu_pointer(of->gathered) + (size_t)rank * of->bytes, place->turned };
+    const char *data = tu_symmetric_mapped(of->in_place ? of->blocks : run->peers, rank);
+    size_t half = run->room->gathers % 2 * run->room->half_bytes;
+    return (tu_shard){ data + (of->in_place ? place->offset : half + of->staged), place->turned };
+}
+
+/* ---- scatter ---- */
+
+tutti_status tu_fused_open_scatter(tu_fused_run *run, const tu_fused_signature *signature, size_t bytes, char **stage) {
+    run->state->own.fits = !run->capturing;
+    tutti_status status = agree(run, signature);
+    if (status == TUTTI_OK)
+        status = reserve(run, signature, 0, bytes > 0 ? bytes : 1);
+    if (status == TUTTI_OK)
+        *stage = (char *)tutti_memory_data(run->room->memory) + stage_offset(run->room);
+    return status;
+}
+
+/* Threads of a block, elements that one of them has at a time, and blocks that add while a product runs: each takes a
+ * processor from it, and few keep up with it. */
+enum {
+    THREADS = 512,
+    EACH = 8,
+    FEW_BLOCKS = 64
+};
+
+tutti_status tu_fused_add_beside(tu_fused_run *run, size_t offset, void *to, int64_t count, tutti_dtype dtype,
+                                 tutti_reduction reduction, bool last) {
+    const char *first = tu_symmetric_mapped(run->peers, 0), *second = tu_symmetric_mapped(run->peers, 1);
+    size_t from = stage_offset(run->room) + offset + (size_t)(run->rank * count) * tu_dtype_bytes[dtype];
+    tu_launch_parts parts = { .from = tu_place_of(first + from),
+                              .out = tu_place_of(to),
+                              .step = second - first,
+                              .count = count,
+                              .ranks = run->size,
+                              .dtype = (int32_t)dtype,
+                              .average = reduction == TUTTI_AVG };
+    int64_t blocks = (count + THREADS * EACH - 1) / (THREADS * EACH);
+    char name[64];
+    tutti_status status = follow(run->device, run->room->beside, run->stream);
+    if (status == TUTTI_OK)
+        status = meet_on(run, run->room->beside);
+    if (status == TUTTI_OK)
+        status = tu_device_launch_on(run->device, run->room->beside, tu_kernel_name(name, "add_parts", dtype),
+                                     last || blocks < FEW_BLOCKS ? blocks : FEW_BLOCKS, THREADS, &parts);
+    return checked(run, status);
+}
+
+tutti_status tu_fused_close_scatter(tu_fused_run *run, tutti_status status) {
+    if (run->state == NULL || status != TUTTI_OK)
+        return checked(run, status);
+    run->room->scatters++;
+    return checked(run, follow(run->device, run->stream, run->room->beside));
+}
+
+tutti_status tu_fused_open_half(tu_fused_run *run, const tu_fused_signature *signature, size_t bytes, char **half) {
+    run->state->own.fits = !run->capturing;
+    tutti_status status = agree(run, signature);
+    if (status == TUTTI_OK)
+        status = reserve(run, signature, bytes > 0 ? bytes : 1, 0);
+    if (status == TUTTI_OK)
+        *half = (char *)tutti_memory_data(run->room->memory) + run->room->gathers++ % 2 * run->room->half_bytes;
+    return status;
+}

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fused operations on a device: what a group keeps there, and the two ways in which a stream computes and communicates.
+ *
+ * THE AGREEMENT is that of the CPU, on the host (workspace.h): every call begins with it, so that another call on some
+ * rank, a rank that cannot take part and a dead one are told by the same words, and every rank knows where the others'
+ * shards lie before it enqueues a product that reads them. The host waits for the other ranks' hosts there, never for a
+ * device. What follows is enqueued: meetings of the streams (tutti_peers_barrier), which have the call's deadline and
+ * leave when the group ends, and products by the vendor's library between them. So a call can be captured into a graph:
+ * the capture agrees, and replays meet.
+ *
+ * THE WORKSPACE is one block of symmetric memory of the device per group and rank:
+ *
+ *     half 0, half 1      shards that this rank has staged, for the others to read; gathers use the halves in turn
+ *     stage 0, stage 1    products that this rank has made for all, until they are added; scatters use them in turn
+ *
+ * WHY NOTHING IS OVERWRITTEN TOO EARLY. A half is written again in the next gather but one, a stage in the next scatter
+ * but one. Between the two lies a meeting, which each rank's stream reaches only after it has read what it needed of
+ * the earlier call. What was read in place is behind a meeting at the call's end. Streams of two calls are ordered by
+ * an event where they differ.
+ *
+ * WHY NOTHING LOCKS UP WHERE RANKS SHARE A DEVICE. What waits for other ranks is one thread block per rank, and waits
+ * for kernels alone that wait for nobody: products and sums. So there is always room for these.
+ */
+#ifndef TU_FUSED_DEVICE_H
+#define TU_FUSED_DEVICE_H
+
+#include "fused/operators.h"
+#include "tensor/on_device.h"
+
+/* What a group keeps on its device: private to device.c. */
+typedef struct tu_fused_room tu_fused_room;
+
+/* A call on a device, from tu_fused_begin to tu_fused_end. */
+typedef struct tu_fused_run {
+    const tu_call *call;
+    tutti_group *group;
+    tu_device *device;
+    void *stream;    /* the thread's current one, which products go to */
+    int rank, size;  /* in the group */
+    tu_fused *state; /* NULL: there are no others */
+    tu_fused_room *room;
+    tutti_peers *peers; /* of the room's memory; NULL: there is none yet */
+    bool capturing;
+} tu_fused_run;
+
+/* Takes this rank's turn. A group of one rank, and one whose other ranks are made up, has no state. */
+tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group *group);
+/* Ends the turn. A failure of this rank alone, after the agreement, ends the group: the others wait for it. Returns
+ * status. */
+tutti_status tu_fused_end(tu_fused_run *run, tutti_status status);
+
+/* Of the workspace on a device; waits for nobody. */
+size_t tu_fused_device_bytes(tutti_group *group);
+
+/* ---- gather ---- */
+
+/* One tensor of a rank's shards, and where all ranks have theirs. */
+typedef struct tu_fused_part {
+    const tt_tensor *tensor; /* dense: contiguous, or a matrix that lies column by column */
+    size_t bytes;
+    bool in_place;             /* read where the ranks have it; else staged */
+    const tutti_peers *blocks; /* that it lies in */
+    size_t staged;             /* where in the half */
+    tt_tensor *gathered;       /* in test mode: those of all ranks, one after the other; else NULL */
+} tu_fused_part;
+
+typedef struct tu_fused_gather {
+    tu_fused_run *run;
+    const tu_fused_signature *signature;
+    int count; /* of parts */
+    tu_fused_part parts[TU_FUSED_PARTS];
+    bool own_first; /* this rank's shards are used before the others have met: set by the caller, on all ranks alike */
+    void *met;      /* where own_first: an event behind the meeting */
+} tu_fused_gather;
+
+/* Agrees, stages what cannot be read in place, and meets: on the stream, or, with own_first, beside it. */
+tutti_status tu_fused_open_gather(tu_fused_gather *gather);
+/* With own_first: what comes to the stream from now on may read the others' shards. */
+tutti_status tu_fused_await_others(tu_fused_gather *gather);
+/* Behind the last use of the others' shards; `status` is that of the work on them, and becomes everybody's. */
+tutti_status tu_fused_close_gather(tu_fused_gather *gather, tutti_status status);
+
+/* A part as `rank` has it, as this rank reaches it. */
+tu_shard tu_fused_part_of(const tu_fused_gather *gather, int part, int rank);
+
+/* ---- scatter ---- */
+
+/* Agrees, and makes room for `bytes` of products of this rank. */
+tutti_status tu_fused_open_scatter(tu_fused_run *run, const tu_fused_signature *signature, size_t bytes, char **stage);
+/* Beside the stream, behind what it holds and when all ranks have come so far: the sum or average of what all ranks
+ * have for this one in a piece of their stages, which has `count` elements for each rank one after the other, `offset`
+ * bytes behind its start. `last`: nothing is multiplied meanwhile. */
+tutti_status tu_fused_add_beside(tu_fused_run *run, size_t offset, void *to, int64_t count, tutti_dtype dtype,
+                                 tutti_reduction reduction, bool last);
+/* What comes to the stream from now on finds the sums; `status` as above. */
+tutti_status tu_fused_close_scatter(tu_fused_run *run, tutti_status status);
+
+/* Symmetric memory of so many bytes that other ranks write to: a half, for a gather by multicast. */
+tutti_status tu_fused_open_half(tu_fused_run *run, const tu_fused_signature *signature, size_t bytes, char **half);
+
+#endif

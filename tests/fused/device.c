@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fused products on a device (TEST_DEVICE=cuda): values against the CPU's, gradients, errors, graphs. What a single
+ * rank computes also runs with the stand-in for the driver; worlds of several ranks need a GPU, on which all of them
+ * are.
+ */
+#include <dlfcn.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <tutti/streams.h>
+
+#include "../tensor/device.h"
+#include "support.h"
+
+/* ---- what all of them need ---- */
+
+static tt_tensor *there(tt_tensor *x) {
+    return tt_to_device(x, test_device());
+}
+
+static tt_tensor *back(tt_tensor *x) {
+    return tt_to_device(x, TUTTI_CPU);
+}
+
+static int gpu_ranks(void) {
+    const char *text = getenv("TEST_GPU_RANKS");
+    return text != NULL ? atoi(text) : 2;
+}
+
+/* Asks without initialising the driver: worlds of processes fork from here. */
+static void gpu_needed(void) {
+    const char *name = getenv("TEST_DEVICE");
+    if (name == NULL || name[0] == 0)
+        SKIP("this is the cpu");
+    if (access("/dev/nvidiactl", F_OK) != 0)
+        SKIP("no GPU on this machine");
+}
+
+/* The body runs on every rank, as threads and as processes, each with a stream of its own. */
+#define TEST_GPU(sentence)                                            \
+    static void on_gpu_##sentence(tutti_world *world);                \
+    static void rank_##sentence(tutti_world *world, void *argument) { \
+        (void)argument;                                               \
+        tt_scope outer = tt_scope_open();                             \
+        void *stream = tt_stream_new(test_device());                  \
+        CHECK(tt_stream_set(test_device(), stream));                  \
+        on_gpu_##sentence(world);                                     \
+        tt_stream_release(test_device(), stream);                     \
+        CHECK_OK(tt_scope_close(&outer));                             \
+    }                                                                 \
+    TEST_LIMIT(sentence##_as_threads, 60) {                           \
+        gpu_needed();                                                 \
+        test_threads(gpu_ranks(), rank_##sentence, NULL);             \
+        test_device_leave();                                          \
+    }                                                                 \
+    TEST_LIMIT(sentence##_as_processes, 60) {                         \
+        gpu_needed();                                                 \
+        test_processes(gpu_ranks(), rank_##sentence, NULL);           \
+    }                                                                 \
+    static void on_gpu_##sentence(tutti_world *world)
+
+/* From 1 to 7: scales with which products stay exact. */
+static tt_tensor *positive(tt_tensor *x) {
+    return tt_add_scalar(x, 4);
+}
+
+/* All ranks' shards, one after the other: what the CPU would gather. Ranks know each other's numbers. */
+static tt_tensor *all_of(tt_dims shape, tutti_dtype dtype, int ranks, int dim) {
+    tt_tensor *shards[64];
+    for (int rank = 0; rank < ranks; rank++)
+        shards[rank] = whole(shape, dtype, rank);
+    return tt_cat(tt_tensors_of((size_t)ranks, shards), dim);
+}
+
+/* The part of x along dim that is this rank's. */
+static tt_tensor *part_of(tt_tensor *x, int dim, int rank, int ranks) {
+    int64_t each = tt_size(x, dim) / ranks;
+    return tt_narrow(x, dim, rank * each, each);
+}
+
+/* ---- one rank, and made up ones ---- */
+
+static void check_alone(tutti_group *group) {
+    tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F8_E4M3, TUTTI_I32 };
+    for (int i = 0; i < 4; i++)
+        for (int dim = 0; dim < 3; dim++) {
+            int ranks = tutti_group_size(group);
+            tt_tensor *x = whole(tt_shape(4, 8, 12), dtypes[i], 1), *left, *other,
+                      *right = whole(tt_shape(dim == 2 ? 12 * ranks : 12, 8), dtypes[i], 2),
+                      *turned = tt_transpose(whole(tt_shape(8, dim == 2 ? 12 * ranks : 12), dtypes[i], 3), 0, 1);
+            tt_tensor_list here = tt_fused_all_gather_matmul(x, tt_tensors(right, turned), dim, group, &left),
+                           device = tt_fused_all_gather_matmul(there(x), tt_tensors(there(right), there(turned)), dim,
+                                                               group, &other);
+            CHECK(device.count == 2 && tt_device_of(device.at[0]) == test_device());
+            CHECK(tt_equal(back(other), left) && tt_equal(back(device.at[0]), here.at[0]) &&
+                  tt_equal(back(device.at[1]), here.at[1]));
+            CHECK(has_strides(device.at[0], tt_strides(here.at[0])));
+            tt_tensor *b = whole(tt_shape(12, 8), dtypes[i], 4);
+            if (i == 2) /* sums of eights are beyond f8 */
+                continue;
+            CHECK(tt_equal(back(tt_fused_matmul_reduce_scatter(there(x), there(b), TUTTI_SUM, dim, group)),
+                           tt_fused_matmul_reduce_scatter(x, b, TUTTI_SUM, dim, group)));
+        }
+}
+
+static void check_scaled_alone(tutti_group *group, bool by_rows) {
+    tt_tensor *x = whole(tt_shape(4, 8, 16), TUTTI_F8_E4M3, 1),
+              *right = tt_transpose(whole(tt_shape(16, 16), TUTTI_F8_E4M3, 2), 0, 1),
+              *of_x = positive(whole(by_rows ? tt_shape(4, 8, 1) : tt_shape(1), TUTTI_F32, 3)),
+              *of_right = positive(whole(by_rows ? tt_shape(1, 16) : tt_shape(1), TUTTI_F32, 4)),
+              *bias = whole(tt_shape(16), TUTTI_F32, 5);
+    tt_fused_scaled_options options = TT_FUSED_SCALED_OPTIONS_INIT;
+    options.out_dtypes = &(tutti_dtype){ TUTTI_F32 };
+    options.out_dtype_count = 1;
+    for (int with_bias = 0; with_bias < 2; with_bias++) {
+        options.biases = with_bias ? tt_tensors(bias) : (tt_tensor_list){ 0, NULL };
+        tt_tensor *here = tt_fused_all_gather_scaled_matmul(x, tt_tensors(right), of_x, tt_tensors(of_right), 1, group,
+                                                            &options, NULL)
+                              .at[0];
+        options.biases = with_bias ? tt_tensors(there(bias)) : (tt_tensor_list){ 0, NULL };
+        tt_tensor_list device = tt_fused_all_gather_scaled_matmul(
+            there(x), tt_tensors(there(right)), there(of_x), tt_tensors(there(of_right)), 1, group, &options, NULL);
+        CHECK(device.count == 1 && tt_equal(back(device.at[0]), here));
+        tt_tensor *added = with_bias ? bias : NULL;
+        here = tt_fused_scaled_matmul_reduce_scatter(x, right, of_x, of_right, TUTTI_SUM, 1, 1, tt_shape(4, 8, 16),
+                                                     added, NULL, TUTTI_F32, group);
+        tt_tensor *part = tt_fused_scaled_matmul_reduce_scatter(there(x), there(right), there(of_x), there(of_right),
+                                                                TUTTI_SUM, 1, 1, tt_shape(4, 8, 16),
+                                                                with_bias ? there(bias) : NULL, NULL, TUTTI_F32, group);
+        CHECK(part != NULL && tt_equal(back(part), here));
+    }
+}
+
+TEST(one_rank_computes_what_it_computes_on_the_cpu) {
+    tutti_world *world;
+    if (test_device() == TUTTI_CPU)
+        SKIP("this is the cpu");
+    CHECK_OK(tutti_world_open(NULL, &world));
+    tt_scope scope = tt_scope_open();
+    check_alone(tutti_world_group(world));
+    check_scaled_alone(tutti_world_group(world), false);
+    check_scaled_alone(tutti_world_group(world), true);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_world_close(world));
+    test_device_leave();
+}
+
+TEST(a_rank_among_made_up_ones_computes_what_it_computes_on_the_cpu) {
+    tutti_world *world;
+    if (test_device() == TUTTI_CPU)
+        SKIP("this is the cpu");
+    CHECK_OK(tutti_world_open_fake(1, 4, NULL, &world));
+    tt_scope scope = tt_scope_open();
+    check_alone(tutti_world_group(world));
+    check_scaled_alone(tutti_world_group(world), false);
+    check_scaled_alone(tutti_world_group(world), true);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_world_close(world));
+    test_device_leave();
+}
+
+TEST(complex_numbers_are_refused_by_the_name_of_the_device) {
+    tutti_world *world;
+    if (test_device() == TUTTI_CPU)
+        SKIP("this is the cpu");
+    CHECK_OK(tutti_world_open(NULL, &world));
+    tutti_group *group = tutti_world_group(world);
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = there(whole(tt_shape(4, 4), TUTTI_C64, 1));
+    FAILS(tt_fused_all_gather_matmul(x, tt_tensors(x), 0, group, NULL), TUTTI_ERROR_UNSUPPORTED,
+          "there is no kernel for complex numbers on the device cuda:0");
+    FAILS(tt_fused_matmul_reduce_scatter(x, x, TUTTI_SUM, 0, group), TUTTI_ERROR_UNSUPPORTED,
+          "there is no kernel for complex numbers on the device cuda:0");
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_world_close(world));
+    test_device_leave();
+}
+
+/* ---- several ranks ---- */
+
+static void check_gather(tutti_group *group, tt_dims shape, int dim, tutti_dtype dtype, tt_tensor *shard) {
+    tt_tensor *all = all_of(shape, dtype, tutti_group_size(group), dim), *left;
+    int64_t depth = tt_size(all, -1);
+    tt_tensor *b1 = whole(tt_shape(depth, 24), dtype, 77),
+              *b2 = tt_transpose(whole(tt_shape(16, depth), dtype, 78), 0, 1);
+    tt_tensor_list made = tt_fused_all_gather_matmul(shard, tt_tensors(there(b1), there(b2)), dim, group, &left);
+    CHECK_EQ(made.count, 2);
+    CHECK(tt_equal(back(left), all));
+    CHECK(tt_equal(back(made.at[0]), tt_matmul(all, b1)));
+    CHECK(tt_equal(back(made.at[1]), tt_matmul(all, b2)));
+    made = tt_fused_all_gather_matmul(shard, tt_tensors(there(b1)), dim, group, NULL);
+    CHECK(tt_equal(back(made.at[0]), tt_matmul(all, b1)));
+}
+
+TEST_GPU(every_dimension_is_gathered_from_shards_of_any_layout) {
+    BEGIN;
+    tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16, TUTTI_I32 };
+    for (int i = 0; i < 4; i++)
+        for (int dim = 0; dim < 3; dim++) {
+            tt_dims shape = tt_shape(2, 3, 16);
+            check_gather(group, shape, dim, dtypes[i], there(whole(shape, dtypes[i], rank)));
+            shape = tt_shape(16, 8);
+            tt_tensor *x = whole(shape, dtypes[i], rank);
+            if (dim == 2)
+                continue;
+            check_gather(group, shape, dim, dtypes[i], there(x));
+            check_gather(group, shape, dim, dtypes[i], tt_transpose(there(tt_contiguous(tt_transpose(x, 0, 1))), 0, 1));
+            check_gather(group, shape, dim, dtypes[i], /* by rows on one rank, by columns on the others */
+                         rank == 0 ? there(x) : tt_transpose(there(tt_contiguous(tt_transpose(x, 0, 1))), 0, 1));
+        }
+    END;
+}
+
+TEST_GPU(large_shards_are_multiplied_while_others_are_waited_for) {
+    BEGIN;
+    for (int round = 0; round < 3; round++) {
+        tt_dims shape = tt_shape(2048, 64);
+        tt_tensor *all = all_of(shape, TUTTI_BF16, ranks, 0), *right = whole(tt_shape(64, 2048), TUTTI_BF16, 9),
+                  *shard = there(whole(shape, TUTTI_BF16, rank));
+        tt_tensor_list made = tt_fused_all_gather_matmul(shard, tt_tensors(there(right)), 0, group, NULL);
+        CHECK(made.count == 1 && tt_equal(back(made.at[0]), back(tt_matmul(there(all), there(right)))));
+    }
+    END;
+}
+
+TEST_GPU(every_dimension_is_scattered) {
+    BEGIN;
+    tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16 };
+    for (int i = 0; i < 3; i++)
+        for (int dim = 0; dim < 3; dim++)
+            for (int average = 0; average < 2; average++) {
+                tt_dims shape = tt_shape(2 * ranks, 3 * ranks, 16);
+                tt_tensor *sum = NULL, *right = whole(tt_shape(16, 4 * ranks), dtypes[i], 5);
+                for (int from = 0; from < ranks; from++) {
+                    tt_tensor *one = tt_matmul(whole(shape, dtypes[i], from), right);
+                    sum = from == 0 ? one : tt_add(sum, one);
+                }
+                if (average)
+                    sum = tt_div_scalar(sum, ranks);
+                tt_tensor *part = tt_fused_matmul_reduce_scatter(there(whole(shape, dtypes[i], rank)), there(right),
+                                                                 average ? TUTTI_AVG : TUTTI_SUM, dim, group);
+                CHECK(part != NULL && tt_allclose(back(part), part_of(sum, dim, rank, ranks), 1e-2, 1e-2));
+                if (!average && dtypes[i] == TUTTI_F32)
+                    CHECK(tt_equal(back(part), part_of(sum, dim, rank, ranks)));
+            }
+    END;
+}
+
+TEST_GPU(products_of_many_pieces_are_added_in_rank_order) {
+    BEGIN;
+    tt_tensor *x = there(uniform(tt_shape(1024 * ranks, 64), TUTTI_BF16, rank)),
+              *right = there(uniform(tt_shape(64, 2048), TUTTI_BF16, 5 + rank));
+    tt_tensor *own = back(tt_matmul(x, right)), *parts[64], *sum = NULL;
+    for (int from = 0; from < ranks; from++) /* the others' products, by way of the CPU */
+        parts[from] = tt_wait(tt_broadcast(tt_clone(own), from, group));
+    for (int from = 0; from < ranks; from++) {
+        tt_tensor *one = tt_to(part_of(parts[from], 0, rank, ranks), TUTTI_F32);
+        sum = from == 0 ? one : tt_add(sum, one);
+    }
+    for (int round = 0; round < 3; round++) {
+        tt_tensor *made = tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group);
+        CHECK(made != NULL && tt_allclose(back(made), tt_to(sum, TUTTI_BF16), 1e-2, 1e-3));
+    }
+    END;
+}
+
+static void check_scaled(tutti_group *group, int64_t depth, bool by_rows) {
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
+    tt_dims shape = tt_shape(8, depth), scales = by_rows ? tt_shape(8, 1) : tt_shape(1);
+    tt_tensor *all = all_of(shape, TUTTI_F8_E4M3, ranks, 0),
+              *right = tt_transpose(whole(tt_shape(16, depth), TUTTI_F8_E4M3, 2), 0, 1), *of_all[64],
+              *of_right = positive(whole(by_rows ? tt_shape(1, 16) : tt_shape(1), TUTTI_F32, 4));
+    for (int from = 0; from < ranks; from++)
+        of_all[from] = positive(whole(scales, TUTTI_F32, by_rows ? 30 + from : 30));
+    tt_tensor *of_rows = by_rows ? tt_cat(tt_tensors_of((size_t)ranks, of_all), 0) : of_all[0];
+    tt_fused_scaled_options options = TT_FUSED_SCALED_OPTIONS_INIT;
+    options.out_dtypes = &(tutti_dtype){ TUTTI_F32 };
+    options.out_dtype_count = 1;
+    tt_tensor_list made =
+        tt_fused_all_gather_scaled_matmul(there(whole(shape, TUTTI_F8_E4M3, rank)), tt_tensors(there(right)),
+                                          there(of_all[rank]), tt_tensors(there(of_right)), 0, group, &options, NULL);
+    CHECK(made.count == 1 &&
+          tt_equal(back(made.at[0]), tt_scaled_matmul(all, right, of_rows, of_right, NULL, NULL, TUTTI_F32)));
+    tt_tensor *sum = NULL, *scale = by_rows ? positive(whole(tt_shape(8 * ranks, 1), TUTTI_F32, 6)) : of_all[0];
+    for (int from = 0; from < ranks; from++) {
+        tt_tensor *one = tt_scaled_matmul(whole(tt_shape(8 * ranks, depth), TUTTI_F8_E4M3, from), right, scale,
+                                          of_right, NULL, NULL, TUTTI_F32);
+        sum = from == 0 ? one : tt_add(sum, one);
+    }
+    tt_tensor *part = tt_fused_scaled_matmul_reduce_scatter(
+        there(whole(tt_shape(8 * ranks, depth), TUTTI_F8_E4M3, rank)), there(right), there(scale), there(of_right),
+        TUTTI_SUM, 0, 0, tt_shape(8 * ranks, 16), NULL, NULL, TUTTI_F32, group);
+    CHECK(part != NULL && tt_equal(back(part), part_of(sum, 0, rank, ranks)));
+}
+
+TEST_GPU(narrow_matrices_with_one_scale_or_one_for_each_row_are_multiplied) {
+    BEGIN;
+    for (int by_rows = 0; by_rows < 2; by_rows++) {
+        check_scaled(group, 32, by_rows != 0);
+        check_scaled(group, 12, by_rows != 0); /* not by the library */
+    }
+    END;
+}
+
+TEST_GPU(gradients_are_fused_forms_and_agree_with_the_cpu) {
+    BEGIN;
+    tt_tensor *grads[2][4];
+    for (int on = 0; on < 2; on++) {
+        tt_tensor *x = whole(tt_shape(4 * ranks, 16), TUTTI_F32, rank), *right = whole(tt_shape(16, 8), TUTTI_F32, 3),
+                  *y = whole(tt_shape(4, 16), TUTTI_F32, rank + 50), *other = whole(tt_shape(16, 8), TUTTI_F32, 4);
+        tt_tensor *leaves[4] = { x, right, y, other };
+        for (int i = 0; i < 4; i++) {
+            leaves[i] = tt_detach(on == 1 ? there(leaves[i]) : leaves[i]);
+            tt_require_grad(leaves[i], true);
+        }
+        tt_tensor *part = tt_fused_matmul_reduce_scatter(leaves[0], leaves[1], TUTTI_SUM, 0, group),
+                  *all = tt_fused_all_gather_matmul(leaves[2], tt_tensors(leaves[3]), 0, group, NULL).at[0];
+        tt_backward(tt_add(tt_sum(tt_mul(part, part)), tt_sum(tt_mul(all, all))), NULL);
+        for (int i = 0; i < 4; i++)
+            grads[on][i] = on == 1 ? back(tt_grad(leaves[i])) : tt_grad(leaves[i]);
+    }
+    for (int i = 0; i < 4; i++)
+        CHECK(grads[1][i] != NULL && tt_equal(grads[1][i], grads[0][i]));
+    END;
+}
+
+/* ---- what goes wrong ---- */
+
+TEST_GPU(calls_that_differ_are_told_on_every_rank_and_end_nothing) {
+    BEGIN;
+    tt_tensor *right = there(whole(tt_shape(4, 6), TUTTI_F32, 1)), *x = there(whole(tt_shape(6, 4), TUTTI_F32, rank));
+    for (int round = 0; round < 2; round++) {
+        tt_tensor *longer = there(whole(tt_shape(rank == 1 ? 9 : 6, 4), TUTTI_F32, rank));
+        FAILS(tt_fused_all_gather_matmul(longer, tt_tensors(right), 0, group, NULL), TUTTI_ERROR_MISMATCH,
+              "of f32 [9, 4]");
+        FAILS(tt_fused_matmul_reduce_scatter(there(whole(tt_shape(ranks * 2, 4), TUTTI_F32, 1)), right,
+                                             rank == 0 ? TUTTI_AVG : TUTTI_SUM, 0, group),
+              TUTTI_ERROR_MISMATCH, "rank 0 calls fused_matmul_reduce_scatter avg");
+        FAILS(tt_fused_all_gather_matmul(rank == 0 ? back(x) : x, tt_tensors(rank == 0 ? back(right) : right), 0, group,
+                                         NULL),
+              TUTTI_ERROR_MISMATCH, "on a device");
+        tt_tensor *y = tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).at[0];
+        CHECK(y != NULL && tt_equal(back(y), tt_matmul(all_of(tt_shape(6, 4), TUTTI_F32, ranks, 0), back(right))));
+    }
+    CHECK_OK(tutti_group_check(group));
+    END;
+}
+
+TEST_GPU(a_rank_that_does_not_come_is_named_and_the_device_goes_on) {
+    BEGIN;
+    tutti_group *few;
+    CHECK_OK(tutti_group_new(world, NULL, ranks, NULL, &few));
+    tt_tensor *x = there(whole(tt_shape(8, 8), TUTTI_F32, rank));
+    CHECK(tt_fused_all_gather_matmul(x, tt_tensors(x), 0, few, NULL).count == 1);
+    CHECK_OK(tutti_group_set_timeout(few, 300000000));
+    if (rank == 0) {
+        (void)tt_fused_all_gather_matmul(x, tt_tensors(x), 0, few, NULL);
+        CHECK_EQ(tt_error_show(), TUTTI_ERROR_TIMEOUT);
+        CHECK_MESSAGE("rank 1");
+        tt_error_clear();
+    }
+    CHECK(tt_equal(back(tt_matmul(x, x)), tt_matmul(back(x), back(x))));
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_group_release(few);
+    END;
+}
+
+/* ---- graphs ---- */
+
+typedef struct driver {
+    int (*begin)(void *stream, int mode);
+    int (*end)(void *stream, void **graph);
+    int (*instantiate)(void **executable, void *graph, unsigned long long flags);
+    int (*launch)(void *executable, void *stream);
+} driver;
+
+static driver graphs(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    driver made = { (int (*)(void *, int))dlsym(library, "cuStreamBeginCapture_v2"),
+                    (int (*)(void *, void **))dlsym(library, "cuStreamEndCapture"),
+                    (int (*)(void **, void *, unsigned long long))dlsym(library, "cuGraphInstantiateWithFlags"),
+                    (int (*)(void *, void *))dlsym(library, "cuGraphLaunch") };
+    CHECK(made.begin != NULL && made.end != NULL && made.instantiate != NULL && made.launch != NULL);
+    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(library, "cuDevicePrimaryCtxRetain");
+    int (*set)(void *) = (int (*)(void *))dlsym(library, "cuCtxSetCurrent");
+    void *context;
+    CHECK(retain != NULL && set != NULL && retain(&context, 0) == 0 && set(context) == 0);
+    return made;
+}
+
+TEST_GPU(calls_are_captured_and_replayed_and_a_workspace_that_would_grow_is_an_error) {
+    BEGIN;
+    driver graph = graphs();
+    void *stream = tt_stream(test_device()), *captured, *executable;
+    tt_tensor *x = there(whole(tt_shape(64, 64), TUTTI_F32, rank)),
+              *right = there(whole(tt_shape(64, 32), TUTTI_F32, 3)),
+              *large = there(whole(tt_shape(256, 64), TUTTI_F32, rank)),
+              *tall = there(whole(tt_shape(64 * ranks, 64), TUTTI_F32, rank));
+    for (int round = 0; round < 2; round++) { /* both halves, and everything that is made on first use */
+        CHECK(tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).count == 1);
+        CHECK(tt_fused_matmul_reduce_scatter(tall, right, TUTTI_SUM, 0, group) != NULL);
+    }
+    tt_synchronize(test_device());
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_EQ(graph.begin(stream, 1), 0);
+    tt_tensor *y = tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).at[0],
+              *part = tt_fused_matmul_reduce_scatter(tall, right, TUTTI_SUM, 0, group);
+    FAILS(tt_fused_all_gather_matmul(large, tt_tensors(right), 0, group, NULL), TUTTI_ERROR_STATE,
+          "would have to grow to");
+    CHECK_EQ(graph.end(stream, &captured), 0);
+    CHECK(y != NULL && part != NULL);
+    CHECK_EQ(graph.instantiate(&executable, captured, 0), 0);
+    for (int round = 0; round < 3; round++) {
+        tt_copy_(x, there(whole(tt_shape(64, 64), TUTTI_F32, rank + 100 * round)));
+        CHECK_EQ(graph.launch(executable, stream), 0);
+        CHECK(tt_synchronize(test_device()));
+        for (int from = 0; from < ranks; from++)
+            CHECK(tt_equal(back(tt_narrow(y, 0, from * 64, 64)),
+                           tt_matmul(whole(tt_shape(64, 64), TUTTI_F32, from + 100 * round), back(right))));
+    }
+    tt_tensor *sum = NULL;
+    for (int from = 0; from < ranks; from++) {
+        tt_tensor *one = tt_matmul(whole(tt_shape(64 * ranks, 64), TUTTI_F32, from), back(right));
+        sum = from == 0 ? one : tt_add(sum, one);
+    }
+    CHECK(tt_equal(back(part), part_of(sum, 0, rank, ranks)));
+    CHECK_OK(tutti_group_check(group));
+    END;
+}
+
+/* ---- death ---- */
+
+static tutti_status one_dies(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = there(whole(tt_shape(64, 64), TUTTI_F32, rank));
+    CHECK(tt_fused_all_gather_matmul(x, tt_tensors(x), 0, group, NULL).count == 1);
+    CHECK(tt_synchronize(test_device()));
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (rank == ranks - 1)
+        raise(SIGKILL);
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < 100 && status == TUTTI_OK; i++) {
+        (void)tt_fused_all_gather_matmul(x, tt_tensors(x), 0, group, NULL);
+        status = tt_error_show();
+        tt_error_clear();
+    }
+    CHECK_EQ(status, TUTTI_ERROR_DEAD); /* not the deadline's error */
+    CHECK(tt_equal(back(tt_matmul(x, x)), tt_matmul(back(x), back(x))));
+    CHECK_OK(tt_scope_close(&scope));
+    fflush(stdout);
+    _exit(0);
+}
+
+TEST_LIMIT(a_dead_rank_is_an_error_and_the_device_goes_on, 120) {
+    gpu_needed();
+    if (getenv("CUDA_MPS_PIPE_DIRECTORY") != NULL)
+        SKIP("under MPS a death may take the server with it");
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, one_dies, NULL), TUTTI_ERROR_DEAD);
+}
