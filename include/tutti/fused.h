@@ -27,10 +27,10 @@
  * there are such, one thread communicates while the others multiply. Calls of several threads on one group take turns;
  * one that does not get its turn by the group's deadline ends the group with TUTTI_ERROR_TIMEOUT.
  *
- * ON A GPU a call agrees with the other ranks' hosts, enqueues on the current stream and returns; ranks that are threads
- * need a stream each. What goes wrong on the device later, a deadline or a death, ends the group: the next call on it
- * and tutti_group_check say so. Calls can be captured into a CUDA graph after one of the same sizes; a workspace that
- * would grow meanwhile is TUTTI_ERROR_STATE with both sizes. Values of scales are not compared there.
+ * ON A GPU a call agrees with the other ranks' hosts, enqueues on the current stream and returns; ranks that are
+ * threads need a stream each. What goes wrong on the device later, a deadline or a death, ends the group: the next call
+ * on it and tutti_group_check say so. Calls can be captured into a CUDA graph after one of the same sizes; a workspace
+ * that would grow meanwhile is TUTTI_ERROR_STATE with both sizes. Values of scales are not compared there.
  *
  * TEST MODE (tt_symm_test_begin) takes the plain collectives and then multiplies: what the fused ways are compared
  * with.
@@ -128,8 +128,8 @@ TUTTI_API TUTTI_CHECKED tutti_status tt_pipelined_produce_and_all_to_all(tt_chun
 
 /* ---- the workspace ---- */
 
-/* Bytes of symmetric memory that fused operations of this rank keep for the group, on the CPU and on a device. It waits for nobody, and may be
- * called from a consumer or producer. */
+/* Bytes of symmetric memory that fused operations of this rank keep for the group, on the CPU and on a device. It waits
+ * for nobody, and may be called from a consumer or producer. */
 TUTTI_API size_t tt_fused_workspace_bytes(tutti_group *group);
 
 #ifdef __cplusplus
