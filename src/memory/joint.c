@@ -246,8 +246,8 @@ tutti_status tutti_backend_module(tutti_world *world, const char *name, void *mo
     tutti_status status = begin_call(world, "tutti_backend_module", name, NULL, &timeout_ns);
     if (status == TUTTI_OK && module == NULL)
         status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_backend_module needs a module");
-    const tu_backend *backend;
-    void *state;
+    const tu_backend *backend = NULL;
+    void *state = NULL;
     if (status == TUTTI_OK)
         status = tu_backend_open(world, name, &backend, &state);
     if (status == TUTTI_OK && backend->module == NULL)
@@ -263,8 +263,8 @@ tutti_status tutti_backend_communicator(tutti_group *group, const char *name, vo
     tutti_status status = begin_call(group->world, "tutti_backend_communicator", name, NULL, &timeout_ns);
     if (status == TUTTI_OK && communicator == NULL)
         status = tu_error(TUTTI_ERROR_ARGUMENT, "tutti_backend_communicator needs a communicator");
-    const tu_backend *backend;
-    void *state;
+    const tu_backend *backend = NULL;
+    void *state = NULL;
     if (status == TUTTI_OK)
         status = tu_backend_open(group->world, name, &backend, &state);
     if (status == TUTTI_OK && backend->communicator == NULL)
@@ -296,8 +296,8 @@ tutti_status tutti_backend_team(tutti_group *group, const char *name, const tutt
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_backend_team needs a group that this rank is a member of, and a "
                                               "place for its result");
     tutti_status status = begin_call(group->world, "tutti_backend_team", name, call, &timeout_ns);
-    const tu_backend *backend;
-    void *state;
+    const tu_backend *backend = NULL;
+    void *state = NULL;
     tu_memory_group *attached; /* with it, backends are told when the group goes away */
     if (status == TUTTI_OK)
         status = tu_memory_group_get(group, &attached);

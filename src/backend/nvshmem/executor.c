@@ -4,13 +4,17 @@
  * own by descriptors or fabric handles. Blocks of NVSHMEM's heap that lie evenly are used where they lie, others go
  * through its staging.
  */
+#include <string.h>
+
 #include "backend/cuda/control.h"
 #include "inner.h"
 
 /* What the kernels cannot reach where it lies counts as any other memory. */
 static tu_device_place reachable(tu_device_place place) {
     const tu_nvshmem_map *map = place.map != NULL ? place.map->handle : NULL;
-    return map != NULL && map->cuda.base == 0 ? (tu_device_place){ .map = NULL } : place;
+    if (map != NULL && map->cuda.base == 0)
+        memset(&place, 0, sizeof place);
+    return place;
 }
 
 static tutti_status run(void *prepared, tu_device_task *task) {
@@ -22,8 +26,7 @@ static tutti_status run(void *prepared, tu_device_task *task) {
         return collective->cuda->host->error(
             TUTTI_ERROR_UNSUPPORTED,
             "%s: the input of NVSHMEM's heap is not mapped evenly by the members of group %s: its block must lie at "
-            "the "
-            "same offset on all of them (allocate in the same order), and all must be mapped",
+            "the same offset on all of them (allocate in the same order), and all must be mapped",
             task->name, collective->cuda->host->group_name(collective->group));
     }
     task->out_place = reachable(task->out_place);
