@@ -42,6 +42,10 @@ test-peers: ## the tests against PyTorch, Open MPI and MPICH, which are installe
 	@$(MAKE) --no-print-directory build
 	@scripts/test peers
 
+test-python: ## the Python package as a wheel, in a virtual environment of its own
+	@scripts/setup
+	@scripts/test python
+
 test-arm64: ## cross build for arm64; unit tests under qemu-user
 	@scripts/setup arm64
 	@scripts/test arm64
@@ -66,4 +70,4 @@ uninstall: ## remove what the last make install wrote
 clean: ## remove the build folder
 	rm -rf build
 
-.PHONY: all help setup configure build demo hello test test-all test-peers test-arm64 bench soak lint install uninstall clean
+.PHONY: all help setup configure build demo hello test test-all test-peers test-python test-arm64 bench soak lint install uninstall clean

@@ -19,11 +19,13 @@ build = pathlib.Path(os.environ.get("TEST_BUILD", "build/release"))
 if os.environ.get("TEST_SANITIZE"):
     print("skipped: a library with a sanitizer cannot be loaded late")
     sys.exit(77)
-if not (build / "python" / "tutti" / "_interface.py").exists():
+installed = os.environ.get("TEST_INSTALLED") is not None  # the package of this Python, as pip has installed it
+if not installed and not (build / "python" / "tutti" / "_interface.py").exists():
     print("skipped: the Python package was not built")
     sys.exit(77)
-sys.path.insert(0, str(build.resolve() / "python"))
-os.environ["PYTHONPATH"] = str(build.resolve() / "python") + os.pathsep + os.environ.get("PYTHONPATH", "")
+if not installed:
+    sys.path.insert(0, str(build.resolve() / "python"))
+    os.environ["PYTHONPATH"] = str(build.resolve() / "python") + os.pathsep + os.environ.get("PYTHONPATH", "")
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 try:
     import torch
