@@ -615,14 +615,14 @@ static tutti_status timeout_error(const tu_group_wait *wait) {
             missing_ranks[missing_count] = member;
         missing_count++;
     }
-    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: %s waited %.3g s. ", operation, rank_text(group, group->rank, me),
+    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: %s waited %.3g s", operation, rank_text(group, group->rank, me),
              (double)wait->info->timeout_ns / 1e9);
     if (missing_count > 0)
-        tu_error_append("Missing: %s", missing);
+        tu_error_append(". Missing: %s", missing);
     if (missing_count > 8)
         tu_error_append("; and %d more", missing_count - 8);
-    tu_error_append("%s%d of %d ranks have come (%s)", missing_count > 0 ? ". " : "", arrived_count, group->size,
-                    arrived);
+    if (!tu_operation_row_of(wait->info->operation)->timeout_ends_call) /* a signal concerns its two ranks alone */
+        tu_error_append(". %d of %d ranks have come (%s)", arrived_count, group->size, arrived);
     tu_error_append(". `tutti ps` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time");
     for (int i = 0; i < missing_count && i < TUTTI_ERROR_RANKS; i++)
         tu_error_at_fault(missing_ranks[i]);

@@ -44,6 +44,8 @@ static tutti_status one_fails(tutti_world *world, void *argument) {
         tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .timeout_ns = 60 * TU_SECOND), &group);
     CHECK_EQ(status, TUTTI_ERROR_DEAD);
     CHECK_MESSAGE("rank 1 failed: ");
+    if (argument != NULL && strlen(argument) > 200) /* the others hear the beginning, and that there is more */
+        CHECK_MESSAGE("äää…, ");
     return status;
 }
 
@@ -51,6 +53,11 @@ TEST(a_failing_rank_fails_the_others_and_its_own_error_is_returned) {
     for (int kind = 0; kind < 2; kind++) {
         CHECK_STATUS(tutti_spawn(kinds[kind], 4, one_fails, "cats"), TUTTI_ERROR_BACKEND);
         CHECK_MESSAGE("rank 1: the disk is full of cats");
+        char long_text[401] = "";
+        for (size_t i = 0; i + 2 < sizeof long_text; i += 2)
+            memcpy(long_text + i, "ä", 2);
+        CHECK_STATUS(tutti_spawn(kinds[kind], 4, one_fails, long_text), TUTTI_ERROR_BACKEND);
+        CHECK_MESSAGE(long_text);
         CHECK_STATUS(tutti_spawn(kinds[kind], 4, one_fails, NULL), TUTTI_ERROR_EMPTY);
         CHECK_MESSAGE("rank 1: its main returned TUTTI_ERROR_EMPTY");
     }
