@@ -184,6 +184,23 @@ tutti_status tu_undertake(tutti_group *parent, tu_undertaking *task) {
 
 /* ---- by agreement of the members alone ---- */
 
+/* A person knows the call, not the exchange inside it: who did not come, and what each of them does instead. */
+static tutti_status late_members(tutti_world *world, const tu_group_plan *plan, const char *what, int64_t timeout_ns) {
+    tutti_error_info missing = TUTTI_ERROR_INFO_INIT;
+    (void)!tutti_error_detail(&missing);
+    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: rank %d waited %.3g s", what, world->rank, (double)timeout_ns / 1e9);
+    for (int i = 0; i < missing.at_fault_count && i < TUTTI_ERROR_RANKS; i++) {
+        tu_error_at_fault(missing.at_fault[i]);
+        if (i >= 8)
+            continue;
+        char text[384];
+        tu_group_describe(world->group, plan->ranks[missing.at_fault[i]], text, sizeof text);
+        tu_error_append("%s%s", i == 0 ? ". Missing: " : "; ", text);
+    }
+    tu_error_append(". `tutti ps` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time");
+    return TUTTI_ERROR_TIMEOUT;
+}
+
 tutti_status tu_undertake_alone(tutti_world *world, const tu_group_plan *plan, tu_undertaking *task) {
     int count = plan->count;
     tu_agreement *all = calloc((size_t)count, sizeof *all + sizeof(tu_mapping *));
@@ -201,11 +218,14 @@ tutti_status tu_undertake_alone(tutti_world *world, const tu_group_plan *plan, t
     bool shared = !world->fake && count > 1;
     for (int i = 0; i < count && shared; i++)
         shared = world->job_rank_of[plan->ranks[i]] >= 0;
-    int64_t deadline = tu_deadline(task->timeout_ns != 0 ? task->timeout_ns : world->timeout_ns);
+    int64_t timeout_ns = task->timeout_ns != 0 ? task->timeout_ns : world->timeout_ns,
+            deadline = tu_deadline(timeout_ns);
     stage stage = { .complete = false };
     tutti_group *group = task->group;
     tutti_status status =
         tu_meet(world, &meeting, &task->mine, sizeof task->mine, task->piece, deadline, all, shared ? mappings : NULL);
+    if (status == TUTTI_ERROR_TIMEOUT && shared)
+        status = late_members(world, plan, what, timeout_ns);
     if (status == TUTTI_OK) {
         status = compare(all, plan->ranks, count, meeting.me, &task->exists);
         stage.differ = status != TUTTI_OK;

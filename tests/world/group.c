@@ -250,6 +250,28 @@ TEST_WORLD(a_rank_that_does_not_come_to_the_agreement_is_named_with_what_it_does
     CHECK_OK(tutti_store_barrier(tutti_world_store(world), "end", 3, 0));
 }
 
+TEST_WORLD(a_member_that_does_not_come_to_an_agreement_of_the_members_is_named_with_what_it_does, 4) {
+    const int members[] = { 0, 1, 3 };
+    CHECK_OK(tutti_store_barrier(tutti_world_store(world), "begin", 4, 0));
+    if (tutti_world_rank(world) < 2) {
+        tutti_group *group;
+        CHECK_STATUS(tutti_group_new(
+                         world, members, 3,
+                         TUTTI_OPTIONS(tutti_group_options, .local_synchronization = true, .timeout_ns = test_moment()),
+                         &group),
+                     TUTTI_ERROR_TIMEOUT);
+        CHECK_MESSAGE("timeout: making group ");
+        CHECK_MESSAGE("Missing: rank ");
+        CHECK_MESSAGE("rank 3 (pid ");
+        CHECK_MESSAGE("now in no call of Tutti");
+        tutti_error_info info = TUTTI_ERROR_INFO_INIT;
+        CHECK_OK(tutti_error_detail(&info));
+        CHECK(info.at_fault_count >= 1);
+        CHECK_EQ(info.at_fault[info.at_fault_count - 1], 2); /* of the group that would be: rank 3 of the world */
+    }
+    CHECK_OK(tutti_store_barrier(tutti_world_store(world), "end", 4, 0));
+}
+
 /* ---- tags ---- */
 
 TEST_WORLD(a_tag_finds_its_group_again, 4) {
