@@ -199,7 +199,7 @@ def _op(name):
     for kind, number in _REDUCTIONS.items():
         if kind.name.lower() == name.lower():
             return number
-    raise ValueError(f"tutti: there is no reduction {name!r}")
+    raise ValueError(f"tutti: there is no reduction {name!r}; there are {', '.join(kind.name.lower() for kind in _REDUCTIONS)}")
 
 
 def _dense(tensor, who):
