@@ -94,7 +94,7 @@ typedef struct tt_scope {
 TUTTI_API tt_scope tt_scope_open(void);
 
 /* Releases what the scope owns, then returns and forgets the pending error. Scopes close in reverse order of opening;
- * closing an outer one closes those inside it. Closing twice is TUTTI_ERROR_STATE. */
+ * closing an outer one closes those inside it. Closing twice is TUTTI_ERROR_SCOPE. */
 TUTTI_API TUTTI_CHECKED tutti_status tt_scope_close(tt_scope *scope);
 
 /* Moves `tensor` from the innermost scope to the next outer one and returns it. */

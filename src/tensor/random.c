@@ -352,7 +352,7 @@ tt_tensor *tt_normal_(tt_tensor *x, double mean, double deviation) {
 tutti_status tu_dropout_shape(tu_call *call) {
     const tu_dropout_attributes *attributes = call->attributes;
     if (!(attributes->share >= 0 && attributes->share < 1))
-        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "p is %g and must be in [0, 1)", attributes->share);
+        return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "share is %g and must be in [0, 1)", attributes->share);
     if (!tu_is_float(call->inputs[0]->dtype))
         return tu_call_error(call, TUTTI_ERROR_TYPE, "not defined for %s", tu_describe(call->inputs[0]));
     tutti_status status = check_state(call, call->inputs[1]);
