@@ -102,13 +102,19 @@ typedef struct tu_launch_rows {
 typedef struct tu_launch_step {
     uint64_t parameter, gradient, first, second;
     double rate, momentum, decay, beta1, beta2, epsilon, correct;
-    int64_t begin; /* number of its first element among all */
-    int32_t adamw, wide;
+    int64_t begin;        /* number of its first element among all */
+    int32_t adamw, dtype; /* f32, f64, bf16 or f16 */
 } tu_launch_step;
 typedef struct tu_launch_steps {
     uint64_t steps;
     int64_t count, elements;
 } tu_launch_steps;
+
+/* Rows of `width` elements of two bytes, from one distance between rows, in elements, to another. */
+typedef struct tu_launch_pitch {
+    uint64_t from, to;
+    int64_t rows, width, from_row, to_row;
+} tu_launch_pitch;
 
 /* to = from + bias, rows of `columns`: from is f32, the others of one type; columns a multiple of four, all aligned. */
 typedef struct tu_launch_bias {

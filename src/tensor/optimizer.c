@@ -102,7 +102,7 @@ static tutti_status run_on_device(tu_device *device, const tu_batched_step *step
                                     .correct = step->correct,
                                     .begin = steps[i].first,
                                     .adamw = steps[i].adamw,
-                                    .wide = steps[i].wide };
+                                    .dtype = (int32_t)steps[i].dtype };
     }
     tutti_status status = device->table->allocate(device->state, device->index, stream, bytes, &there);
     if (status == TUTTI_OK)
@@ -258,7 +258,10 @@ static void run_one(void *context, int64_t begin, int64_t end) {
 
 /* Runs a kernel on staged copies, and puts back those that it writes. All memory is there before the first write. */
 static tutti_status run_step(tu_call *call, tu_step step, tu_step_kernel *const *kernels) {
-    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
+    tu_device *device = tu_on_device(call->inputs[0]) ? tu_device_of(call->inputs[0]) : NULL;
+    tutti_dtype own = (tutti_dtype)call->inputs[0]->dtype;
+    bool as_it_lies = device != NULL && (own == TUTTI_BF16 || own == TUTTI_F16); /* the device's kernel widens it */
+    tutti_dtype dtype = as_it_lies ? own : tu_stage_dtype(call->inputs[0]);
     tt_tensor *staged[4] = { NULL };
     int count = first_number(call);
     void *at[4] = { NULL };
@@ -276,10 +279,9 @@ static tutti_status run_step(tu_call *call, tu_step step, tu_step_kernel *const 
         step.gradient = at[1];
         step.first = at[2];
         step.second = at[3];
-        tu_device *device = tu_on_device(call->inputs[0]) ? tu_device_of(call->inputs[0]) : NULL;
-        tu_batched_step each = {
-            step, kernels[tu_float_index(dtype)], device, call->entry == &tu_operator_adamw_step, dtype == TUTTI_F64, 0
-        };
+        tu_batched_step each = { step,   device == NULL ? kernels[tu_float_index(dtype)] : NULL,
+                                 device, call->entry == &tu_operator_adamw_step,
+                                 dtype,  0 };
         int64_t elements = call->inputs[0]->numel;
         tu_step_batch *batch = in_place && !tu_self()->anomaly ? tu_self()->steps : NULL;
         bool collected = batch != NULL && note_memory(batch, call) && add_to_batch(batch, &each, elements);

@@ -2,7 +2,8 @@
  *
  * Steps of many parameters as one loop. While a batch is open, the step operators of its thread check their arguments
  * and leave their arithmetic to it; the batch then walks over all parameters at once, in equal shares for the threads,
- * however small each of them is. What does not lie dense in f32 or f64 is computed at once, as without a batch.
+ * however small each of them is. What does not lie dense in f32 or f64, or on a device in bf16 or f16, is computed at
+ * once, as without a batch.
  *
  * The result is that of the steps one after the other, also where parameters share memory: a step that reads what the
  * batch is to write, or writes what it is to read or write, waits until that is computed. So that this costs little
@@ -18,7 +19,8 @@ typedef struct tu_batched_step {
     tu_step step;
     tu_step_kernel *kernel;
     struct tu_device *device; /* NULL: the CPU */
-    bool adamw, wide;
+    bool adamw;
+    tutti_dtype dtype;
     int64_t first; /* number of its first element among all */
 } tu_batched_step;
 
@@ -53,8 +55,8 @@ typedef struct tu_step_batch {
 
 /* Collects the steps of this thread from now on. What they work on must live until the batch has run. */
 void tu_step_batch_open(tu_step_batch *batch);
-/* Collects no more, and computes what was collected, or drops it: then no dense parameter of f32 or f64 has changed
- * that shares no memory with others. */
+/* Collects no more, and computes what was collected, or drops it: then no dense parameter of these types has
+ * changed that shares no memory with others. */
 tutti_status tu_step_batch_close(tu_step_batch *batch, bool compute);
 /* Gives its memory back. */
 void tu_step_batch_free(tu_step_batch *batch);

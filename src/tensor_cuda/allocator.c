@@ -8,6 +8,9 @@
  * Small requests share segments; a piece that is larger than asked for is cut, and spare neighbours of one stream grow
  * together again. Spare pieces lie in lists by size, four per power of two. Where the driver or the limit has no more,
  * segments that are spare as a whole go back first.
+ *
+ * What is allocated while a stream is captured comes from segments of the graph's own, whoever began the capture: its
+ * kernels use that memory whenever the graph runs, so that nobody else may have it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -223,15 +226,11 @@ static tutti_status no_memory(const tu_gpus *gpus, const tu_gpu *gpu, int index,
 }
 
 /* A new segment's piece; where there is no room, after what is spare went back. */
-static tutti_status reserve(tu_gpus *gpus, tu_gpu *gpu, int index, CUstream stream, size_t bytes,
+static tutti_status reserve(tu_gpus *gpus, tu_gpu *gpu, int index, CUstream stream, tu_gpu_graph *graph, size_t bytes,
                             tu_gpu_piece **piece) {
     size_t whole = segment_bytes(bytes);
     CUdeviceptr address = 0;
-    tu_gpu_graph *graph = tu_gpu_capture_of(gpu, stream);
-    int mode = graph != NULL ? tu_gpu_relax(gpus, TU_GPU_RELAXED) : 0;
     CUresult result = take(gpus, gpu, whole, &address);
-    if (graph != NULL)
-        tu_gpu_relax(gpus, mode);
     if (result == CUDA_ERROR_OUT_OF_MEMORY && graph == NULL) {
         gpu->usage.retries++;
         collect_waiting(gpus, gpu, true);
@@ -254,6 +253,7 @@ static tutti_status reserve(tu_gpus *gpus, tu_gpu *gpu, int index, CUstream stre
 tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes, tu_device_block *block) {
     tu_gpus *gpus = state;
     tu_gpu *gpu;
+    tu_gpu_graph *graph;
     bool pushed;
     if (bytes > SIZE_MAX / 4)
         return gpus->host->error(TUTTI_ERROR_MEMORY, "no GPU has memory for a tensor of %zu bytes", bytes);
@@ -261,15 +261,21 @@ tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes,
     tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
     if (status != TUTTI_OK)
         return status;
+    status = tu_gpu_graph_of(gpus, gpu, stream, &graph);
+    if (status != TUTTI_OK) {
+        tu_gpu_leave(gpus, pushed);
+        return status;
+    }
+    /* While any stream of the process is captured, the driver lets this thread ask events and take memory only so. */
+    int mode = tu_gpu_relax(gpus, TU_GPU_RELAXED);
     pthread_mutex_lock(&gpu->lock);
-    const tu_gpu_graph *graph = tu_gpu_capture_of(gpu, stream);
-    if (gpu->waiting != NULL && graph == NULL) /* a thread that captures may not ask events */
+    if (gpu->waiting != NULL && graph == NULL)
         collect_waiting(gpus, gpu, false);
     tu_gpu_piece *piece = find_spare(gpu, stream, graph, rounded);
     if (piece != NULL)
         pull(piece);
     else
-        status = reserve(gpus, gpu, index, stream, rounded, &piece);
+        status = reserve(gpus, gpu, index, stream, graph, rounded, &piece);
     if (status == TUTTI_OK) {
         piece->spare = false;
         cut(gpu, piece, rounded);
@@ -280,6 +286,7 @@ tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes,
         *block = (tu_device_block){ (void *)(uintptr_t)piece->address, piece };
     }
     pthread_mutex_unlock(&gpu->lock);
+    tu_gpu_relax(gpus, mode);
     tu_gpu_leave(gpus, pushed);
     return status;
 }
@@ -288,7 +295,7 @@ tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes,
  * with its graph: there is nothing to mark, and memory of the graph that others used too is not given out again. */
 static bool mark_uses(tu_gpus *gpus, const tu_gpu *gpu, tu_gpu_piece *piece) {
     for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next) {
-        if (tu_gpu_capture_of(gpu, use->stream) != NULL || tu_gpu_capture_of(gpu, piece->stream) != NULL)
+        if (tu_gpu_is_noted(gpus, gpu, use->stream) || tu_gpu_is_noted(gpus, gpu, piece->stream))
             continue;
         CUresult result = gpus->driver.cuEventCreate(&use->event, CU_EVENT_DISABLE_TIMING);
         if (result == CUDA_SUCCESS)
@@ -406,6 +413,7 @@ void tu_gpu_memory_freed(tu_gpu *gpu, const tu_gpu_graph *graph) {
 }
 
 void tu_gpu_memory_end(tu_gpus *gpus, tu_gpu *gpu) {
+    tu_gpu_others_end(gpus, gpu);
     collect_waiting(gpus, gpu, true);
     while (gpu->segments != NULL) {
         tu_gpu_segment *segment = gpu->segments;

@@ -50,14 +50,47 @@ static tu_gpu_graph *take_capture(tu_gpu *gpu, CUstream stream) {
 
 int tu_gpu_relax(const tu_gpus *gpus, int mode) {
     int before = mode;
+    if (gpus->driver.cuThreadExchangeStreamCaptureMode == NULL)
+        return mode;
     return gpus->driver.cuThreadExchangeStreamCaptureMode(&before) == CUDA_SUCCESS ? before : mode;
 }
 
-static bool asks(const tu_gpus *gpus, CUstream stream) {
+/* The number of the capture that the stream is in; 0: it is in none. The default stream cannot capture, and asking it
+ * would break another's capture. */
+static unsigned long long number_of(const tu_gpus *gpus, CUstream stream) {
     int status = CU_STREAM_CAPTURE_STATUS_NONE;
-    unsigned long long id = 0;
-    return gpus->driver.cuStreamGetCaptureInfo(stream, &status, &id, NULL, NULL, NULL) == CUDA_SUCCESS &&
-           status != CU_STREAM_CAPTURE_STATUS_NONE;
+    unsigned long long number = 0;
+    if ((uintptr_t)stream <= 1 || /* NULL and 1 are the default stream */
+        gpus->driver.cuStreamGetCaptureInfo(stream, &status, &number, NULL, NULL, NULL) != CUDA_SUCCESS ||
+        status == CU_STREAM_CAPTURE_STATUS_NONE)
+        return 0;
+    return number != 0 ? number : 1;
+}
+
+bool tu_gpu_is_noted(const tu_gpus *gpus, const tu_gpu *gpu, CUstream stream) {
+    return tu_gpu_capture_of(gpu, stream) != NULL || number_of(gpus, stream) != 0;
+}
+
+tutti_status tu_gpu_graph_of(tu_gpus *gpus, tu_gpu *gpu, CUstream stream, tu_gpu_graph **graph) {
+    *graph = tu_gpu_capture_of(gpu, stream);
+    unsigned long long number = *graph == NULL ? number_of(gpus, stream) : 0;
+    if (number == 0)
+        return TUTTI_OK;
+    pthread_mutex_lock(&gpu->lock);
+    tu_gpu_graph *found = gpu->others;
+    for (int i = 0; i < TU_GPU_CAPTURES && *graph == NULL; i++) /* a stream that came to a replay's */
+        if (gpu->captures[i].stream != NULL && gpu->captures[i].graph->number == number)
+            *graph = gpu->captures[i].graph;
+    while (found != NULL && found->number != number)
+        found = found->next;
+    if (*graph == NULL && found == NULL && (found = calloc(1, sizeof *found)) != NULL) {
+        found->number = number;
+        found->next = gpu->others;
+        gpu->others = found;
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    *graph = *graph != NULL ? *graph : found;
+    return *graph != NULL ? TUTTI_OK : gpus->host->error(TUTTI_ERROR_MEMORY, "out of memory for a graph");
 }
 
 bool tu_gpu_capturing(void *state, int index, void *stream) {
@@ -65,8 +98,8 @@ bool tu_gpu_capturing(void *state, int index, void *stream) {
     tu_gpu *gpu;
     bool pushed;
     if (stream == NULL || tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
-        return false; /* the default stream cannot capture, and asking it would break another's capture */
-    bool yes = tu_gpu_capture_of(gpu, stream) != NULL || asks(gpus, stream);
+        return false;
+    bool yes = tu_gpu_is_noted(gpus, gpu, stream);
     tu_gpu_leave(gpus, pushed);
     return yes;
 }
@@ -91,6 +124,8 @@ tutti_status tu_gpu_capture_begin(void *state, int index, void *stream) {
     CUresult result = status == TUTTI_OK ? gpus->driver.cuStreamBeginCapture(stream, THREAD_ALONE) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS)
         status = tu_gpu_error(gpus, result, "cuStreamBeginCapture");
+    if (status == TUTTI_OK)
+        graph->number = number_of(gpus, stream);
     if (status == TUTTI_OK && !note_capture(gpu, stream, graph)) {
         CUgraph noted = NULL;
         if (gpus->driver.cuStreamEndCapture(stream, &noted) == CUDA_SUCCESS && noted != NULL)
@@ -153,6 +188,23 @@ tutti_status tu_gpu_graph_run(void *state, int index, void *stream, void *which)
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_gpu_error(gpus, result, "running a graph");
 }
 
+static void drop_kept(const tu_gpus *gpus, tu_gpu_graph *graph) {
+    while (graph->kept != NULL) {
+        tu_gpu_kept *one = graph->kept;
+        graph->kept = one->next;
+        gpus->driver.cuMemFreeHost(one);
+    }
+}
+
+void tu_gpu_others_end(tu_gpus *gpus, tu_gpu *gpu) {
+    while (gpu->others != NULL) {
+        tu_gpu_graph *graph = gpu->others;
+        gpu->others = graph->next;
+        drop_kept(gpus, graph);
+        free(graph);
+    }
+}
+
 void tu_gpu_graph_end(void *state, int index, void *which) {
     tu_gpus *gpus = state;
     tu_gpu_graph *graph = which;
@@ -166,11 +218,7 @@ void tu_gpu_graph_end(void *state, int index, void *which) {
     }
     if (graph->runnable != NULL)
         gpus->driver.cuGraphExecDestroy(graph->runnable);
-    while (graph->kept != NULL) {
-        tu_gpu_kept *one = graph->kept;
-        graph->kept = one->next;
-        gpus->driver.cuMemFreeHost(one);
-    }
+    drop_kept(gpus, graph);
     tu_gpu_memory_freed(gpu, graph);
     tu_gpu_leave(gpus, pushed);
     free(graph);

@@ -173,12 +173,20 @@ static void stream_end(void *state, int index, void *stream) {
 }
 
 static tutti_status synchronize(void *state, int index, void *stream) {
-    tu_gpus *const all = state;
-    if (index >= 0 && index < all->count && tu_gpu_capture_of(&all->gpus[index], stream) != NULL)
-        return all->host->error(TUTTI_ERROR_STATE,
-                                "the host cannot wait for a stream that is captured: what reads a tensor on the host "
-                                "belongs before the capture, or behind a run");
-    ON_GPU(state, index, gpus->driver.cuStreamSynchronize(stream), "waiting for a stream");
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    if (status != TUTTI_OK)
+        return status;
+    if (tu_gpu_is_noted(gpus, gpu, stream))
+        status = gpus->host->error(TUTTI_ERROR_STATE,
+                                   "the host cannot wait for a stream that is captured: what reads a tensor on the "
+                                   "host belongs before the capture, or behind a run");
+    else
+        status = checked(gpus, gpus->driver.cuStreamSynchronize(stream), "waiting for a stream");
+    tu_gpu_leave(gpus, pushed);
+    return status;
 }
 
 static CUresult record(const tu_gpus *gpus, CUstream stream, void **event) {
@@ -229,13 +237,22 @@ static void unmark(void *state, int index, void *event) {
 /* ---- copies and kernels ---- */
 
 static tutti_status copy(void *state, int index, void *stream, void *to, const void *from, size_t bytes) {
-    tu_gpus *const all = state;
-    tu_gpu_graph *graph = tu_gpu_capture_of(&all->gpus[index], stream);
-    if (graph != NULL && (from = tu_gpu_keep_bytes(all, graph, from, bytes)) == NULL)
-        return all->host->error(TUTTI_ERROR_MEMORY, "out of pinned memory for %zu bytes of a graph", bytes);
-    ON_GPU(state, index,
-           gpus->driver.cuMemcpyAsync((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)from, bytes, stream),
-           "a copy");
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    tu_gpu_graph *graph = NULL;
+    bool pushed;
+    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    if (status != TUTTI_OK)
+        return status;
+    status = tu_gpu_graph_of(gpus, gpu, stream, &graph);
+    if (graph != NULL && (from = tu_gpu_keep_bytes(gpus, graph, from, bytes)) == NULL)
+        status = gpus->host->error(TUTTI_ERROR_MEMORY, "out of pinned memory for %zu bytes of a graph", bytes);
+    if (status == TUTTI_OK)
+        status = checked(
+            gpus, gpus->driver.cuMemcpyAsync((CUdeviceptr)(uintptr_t)to, (CUdeviceptr)(uintptr_t)from, bytes, stream),
+            "a copy");
+    tu_gpu_leave(gpus, pushed);
+    return status;
 }
 
 static tutti_status clear(void *state, int index, void *stream, void *to, size_t bytes) {

@@ -82,7 +82,8 @@ typedef struct blas_library {
 } blas_library;
 
 #define WORKSPACE ((size_t)32 << 20)
-#define REMEMBERED 64
+#define REMEMBERED 256 /* choices, in sets of WAYS: a product is looked for in one set */
+#define WAYS 4
 
 /* What the library chose for a product of that shape. */
 typedef struct remembered {
@@ -94,6 +95,7 @@ typedef struct remembered {
 typedef struct products {
     blas_handle *handle;
     remembered choices[REMEMBERED]; /* under the GPU's lock, by a hash */
+    unsigned replaced;              /* counted: which of a full set goes next */
 } products;
 
 /* ---- the library ---- */
@@ -328,18 +330,23 @@ static tu_device_product key_of(const tu_device_product *product) {
     return key;
 }
 
+/* Where the choice for it is, or goes: in its set, where that is full in place of another. */
 static remembered *place_of(products *all, const tu_device_product *key) {
     uint64_t hash = 1469598103934665603u;
     const unsigned char *bytes = (const unsigned char *)key;
     for (size_t i = 0; i < sizeof *key; i++)
         hash = (hash ^ bytes[i]) * 1099511628211u;
-    return &all->choices[(hash ^ hash >> 32) % REMEMBERED];
+    remembered *set = &all->choices[(hash ^ hash >> 32) % (REMEMBERED / WAYS) * WAYS];
+    for (int i = 0; i < WAYS; i++)
+        if (!set[i].there || memcmp(&set[i].product, key, sizeof *key) == 0)
+            return &set[i];
+    return &set[all->replaced++ % WAYS];
 }
 
 static int choose(const task *task, products *all, tu_gpu *gpu, const tu_device_product *product, blas_choice *choice) {
     tu_device_product key = key_of(product);
-    remembered *place = place_of(all, &key);
     pthread_mutex_lock(&gpu->lock);
+    remembered *place = place_of(all, &key);
     bool known = place->there && memcmp(&place->product, &key, sizeof key) == 0;
     if (known)
         *choice = place->choice;
@@ -350,6 +357,7 @@ static int choose(const task *task, products *all, tu_gpu *gpu, const tu_device_
     if (status != 0)
         return status;
     pthread_mutex_lock(&gpu->lock);
+    place = place_of(all, &key); /* another thread may have come first */
     *place = (remembered){ key, *choice, true };
     pthread_mutex_unlock(&gpu->lock);
     return 0;

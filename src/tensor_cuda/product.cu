@@ -60,6 +60,25 @@ template <class Type> HERE void multiply(const tu_launch_product &args, Type *le
     }
 }
 
+/* A block has a row at a time, whose elements it writes in pairs: the first may stand alone, and so may the last. */
+KERNEL(pitch, tu_launch_pitch) {
+    for (int64_t row = BLOCK; row < args.rows; row += BLOCKS) {
+        const uint16_t *__restrict__ from = (const uint16_t *)(uintptr_t)args.from + row * args.from_row;
+        uint16_t *__restrict__ to = (uint16_t *)(uintptr_t)args.to + row * args.to_row;
+        int64_t first = ((uintptr_t)to & 2) / 2, pairs = (args.width - first) / 2;
+        uint32_t *__restrict__ words = (uint32_t *)(to + first);
+        EACH_THREAD(self) {
+            if (self == 0 && first > 0)
+                to[0] = from[0];
+            if (self == 0 && first + 2 * pairs < args.width)
+                to[args.width - 1] = from[args.width - 1];
+            UNROLL
+            for (int64_t i = self; i < pairs; i += THREADS)
+                words[i] = from[first + 2 * i] | (uint32_t)from[first + 2 * i + 1] << 16;
+        }
+    }
+}
+
 #define PRODUCT(suffix, type)                                                 \
     KERNEL(product_##suffix, tu_launch_product) {                             \
         SHARED type left[TILE * TILE], right[TILE * TILE], sums[TILE * TILE]; \

@@ -56,6 +56,9 @@ struct tu_gpu_graph {
     CUgraphExec runnable;
     CUevent ran; /* behind its last run */
     tu_gpu_kept *kept;
+    unsigned long long number; /* the driver's, of the capture */
+    tu_gpu_graph *next;        /* of those that others began: they live as long as the device is open, since nothing
+                                * tells when their graphs end */
 };
 #define TU_GPU_CAPTURES 16 /* at one time */
 
@@ -79,7 +82,8 @@ typedef struct tu_gpu {
         CUstream stream; /* NULL: free */
         tu_gpu_graph *graph;
     } captures[TU_GPU_CAPTURES];
-    void *products; /* the matrix library's handle: product.c */
+    tu_gpu_graph *others; /* of captures that others began */
+    void *products;       /* the matrix library's handle: product.c */
 } tu_gpu;
 
 typedef struct tu_gpus {
@@ -118,8 +122,13 @@ tutti_status tu_gpu_capture_begin(void *state, int index, void *stream);
 tutti_status tu_gpu_capture_end(void *state, int index, void *stream, void **graph);
 tutti_status tu_gpu_graph_run(void *state, int index, void *stream, void *graph);
 void tu_gpu_graph_end(void *state, int index, void *graph);
-/* The graph that notes what comes to the stream; NULL: there is none. */
+/* The graph of a replay that notes what comes to the stream; NULL: there is none. */
 tu_gpu_graph *tu_gpu_capture_of(const tu_gpu *gpu, CUstream stream);
+/* The same, also where others began the capture: what it uses is kept from everybody else, too. */
+tutti_status tu_gpu_graph_of(tu_gpus *gpus, tu_gpu *gpu, CUstream stream, tu_gpu_graph **graph);
+/* Whether anything notes what comes to the stream. */
+bool tu_gpu_is_noted(const tu_gpus *gpus, const tu_gpu *gpu, CUstream stream);
+void tu_gpu_others_end(tu_gpus *gpus, tu_gpu *gpu); /* with the context entered */
 /* What may be copied when the graph runs: `from` itself, or of the host's memory a copy; NULL: there is no memory. */
 const void *tu_gpu_keep_bytes(tu_gpus *gpus, tu_gpu_graph *graph, const void *from, size_t bytes);
 /* Sets what this thread may do while a stream is captured, and returns what was set before. */

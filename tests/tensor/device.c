@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <math.h>
 
+#include <tutti/optimizer.h>
 #include <tutti/tensors.h>
 
 #include "tensor/on_device.h"
@@ -189,6 +190,78 @@ TEST(a_training_run_has_the_bits_of_the_cpu) {
         if (here[i] != over[i])
             FAIL("the loss of step %d is %.9g here and %.9g there", i, here[i], over[i]);
     CHECK(here[4] < here[0] && tt_equal(a, b));
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+static int no_forward(tt_module *module, tt_tensor_list in, tt_tensor **out) {
+    (void)module, (void)in, (void)out;
+    return 0;
+}
+
+/* Three parameters after four steps of an optimizer; how often memory was asked for in the last. */
+static uint64_t optimize(tutti_device device, tutti_dtype dtype, bool adamw, tt_tensor *after[3]) {
+    static const tt_module_type type = { sizeof type, "Three", no_forward, NULL };
+    static const char *const names[] = { "a", "b", "c" };
+    static const int64_t sizes[] = { 1, 333, 1000 };
+    tt_module *module = tt_module_new(&type, NULL);
+    tt_device_memory before = TT_DEVICE_MEMORY_INIT, behind = TT_DEVICE_MEMORY_INIT;
+    tt_seed(8, 0);
+    for (int i = 0; i < 3; i++) {
+        after[i] =
+            tt_parameter(tt_to_device(tt_to(tt_randn(tt_shape(sizes[i]), TUTTI_F32, NULL), dtype), device), true);
+        CHECK(tt_module_set_parameter(module, names[i], after[i]));
+    }
+    tt_optimizer *optimizer =
+        adamw ? tt_adamw_optimizer(module, TUTTI_OPTIONS(tt_adamw, .learning_rate = 0.1, .weight_decay = 0.1))
+              : tt_sgd_optimizer(module, TUTTI_OPTIONS(tt_sgd, .learning_rate = 0.1, .momentum = 0.9));
+    for (int step = 0; step < 4; step++) {
+        for (int i = 0; i < 3; i++)
+            tt_set_grad(after[i], tt_to_device(tt_to(tt_randn(tt_shape(sizes[i]), TUTTI_F32, NULL), dtype), device));
+        if (device != TUTTI_CPU)
+            CHECK_OK(tt_device_memory_get(device, &before));
+        CHECK(tt_optimizer_step(optimizer));
+        if (device != TUTTI_CPU)
+            CHECK_OK(tt_device_memory_get(device, &behind));
+    }
+    tt_optimizer_release(optimizer);
+    tt_module_release(module);
+    return behind.allocations - before.allocations;
+}
+
+TEST(steps_of_an_optimizer_have_the_bits_of_the_cpu_and_narrow_floats_go_together_too) {
+    tutti_device device = there();
+    static const tutti_dtype dtypes[] = { TUTTI_BF16, TUTTI_F16, TUTTI_F32, TUTTI_F64 };
+    tt_scope scope = tt_scope_open();
+    for (int i = 0; i < 8; i++) {
+        tt_tensor *here[3], *over[3];
+        optimize(TUTTI_CPU, dtypes[i / 2], i % 2 == 0, here);
+        CHECK_EQ(optimize(device, dtypes[i / 2], i % 2 == 0, over), 1); /* for the list of all three */
+        for (int k = 0; k < 3; k++)
+            CHECK(tt_equal(here[k], tt_to_device(over[k], TUTTI_CPU)));
+    }
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+/* Their rows lie at distances that are no multiple of 16 bytes: copies that do are multiplied. */
+TEST(large_products_of_rows_at_odd_distances_agree_with_those_of_the_cpu) {
+    tutti_device device = there();
+    tt_scope scope = tt_scope_open();
+    tt_seed(5, 0);
+    tt_tensor *a = tt_to(tt_randn(tt_shape(513, 515), TUTTI_F32, NULL), TUTTI_BF16),
+              *b = tt_to(tt_randn(tt_shape(515, 517), TUTTI_F32, NULL), TUTTI_BF16),
+              *c = tt_to(tt_randn(tt_shape(521, 515), TUTTI_F32, NULL), TUTTI_BF16);
+    tt_tensor *there_a = tt_to_device(a, device), *there_b = tt_to_device(b, device);
+    tt_tensor *wide = tt_to(tt_matmul(tt_to(a, TUTTI_F32), tt_to(b, TUTTI_F32)), TUTTI_BF16);
+    CHECK(tt_allclose(wide, tt_to_device(tt_matmul(there_a, there_b), TUTTI_CPU), 1e-2, 0.1));
+    wide = tt_to(tt_matmul(tt_to(tt_transpose(tt_narrow(a, 1, 0, 513), 0, 1), TUTTI_F32),
+                           tt_to(tt_transpose(tt_narrow(c, 1, 0, 513), 0, 1), TUTTI_F32)),
+                 TUTTI_BF16);
+    tt_tensor *there_c = tt_transpose(tt_narrow(tt_to_device(c, device), 1, 0, 513), 0, 1);
+    CHECK(tt_allclose(wide,
+                      tt_to_device(tt_matmul(tt_transpose(tt_narrow(there_a, 1, 0, 513), 0, 1), there_c), TUTTI_CPU),
+                      1e-2, 0.1));
     CHECK_OK(tt_scope_close(&scope));
     test_device_leave();
 }

@@ -2,6 +2,8 @@
  *
  * Steps on a GPU that are noted once and run again: TEST_DEVICE=cuda.
  */
+#include <dlfcn.h>
+
 #include <tutti/functional.h>
 #include <tutti/symmetric.h>
 #include <tutti/tensors.h>
@@ -85,6 +87,70 @@ TEST(what_would_wait_inside_is_an_error_and_drops_what_was_noted) {
     CHECK(!tt_replay_run(NULL));
     expect_error(TUTTI_ERROR_ARGUMENT, "NULL");
     tt_replay_release(NULL);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), stream);
+}
+
+/* The driver's own functions: another library captures with them. */
+typedef struct driver {
+    int (*begin)(void *stream, int mode);
+    int (*end)(void *stream, void **graph);
+    int (*instantiate)(void **runnable, void *graph, unsigned long long flags);
+    int (*launch)(void *runnable, void *stream);
+} driver;
+
+static void *function_of(void *library, const char *name) {
+    int (*get)(const char *, void **, int, uint64_t, int *) =
+        (int (*)(const char *, void **, int, uint64_t, int *))(uintptr_t)dlsym(library, "cuGetProcAddress_v2");
+    void *found = NULL;
+    int status = 0;
+    CHECK(get != NULL && get(name, &found, 12000, 0, &status) == 0 && found != NULL);
+    return found;
+}
+
+static driver driver_of(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *context;
+    CHECK(library != NULL);
+    driver found = { (int (*)(void *, int))(uintptr_t)function_of(library, "cuStreamBeginCapture"),
+                     (int (*)(void *, void **))(uintptr_t)function_of(library, "cuStreamEndCapture"),
+                     (int (*)(void **, void *, unsigned long long))(uintptr_t)function_of(
+                         library, "cuGraphInstantiateWithFlags"),
+                     (int (*)(void *, void *))(uintptr_t)function_of(library, "cuGraphLaunch") };
+    int (*retain)(void **, int) = (int (*)(void **, int))(uintptr_t)function_of(library, "cuDevicePrimaryCtxRetain");
+    int (*push)(void *) = (int (*)(void *))(uintptr_t)function_of(library, "cuCtxPushCurrent");
+    CHECK(retain(&context, 0) == 0 && push(context) == 0);
+    return found;
+}
+
+TEST(a_capture_that_others_began_has_memory_of_its_own) {
+    tt_scope scope = tt_scope_open();
+    void *stream = own_stream(), *graph, *runnable;
+    driver driver = driver_of();
+    tt_tensor *x = tt_full(tt_shape(4, 8), 1, TUTTI_F32, NULL), *weight = tt_full(tt_shape(8, 3), 1, TUTTI_F32, NULL);
+    tt_tensor *others[8], *large = NULL;
+    tt_tensor *once = step(x, weight); /* what is made on first use */
+    CHECK(tt_synchronize(test_device()));
+    CHECK_EQ(driver.begin(stream, 0), 0); /* of the kind that forbids most: memory of the driver, to every thread */
+    tt_scope inner = tt_scope_open();
+    tt_tensor *y = tt_keep(step(x, weight));
+    large = tt_keep(tt_mul_scalar(tt_full(tt_shape(12 << 20), 3, TUTTI_U8, NULL), 2)); /* nothing spare has its size */
+    tt_item(tt_sum(x)); /* would wait: refused, and the capture goes on */
+    CHECK_EQ(tt_scope_close(&inner), TUTTI_ERROR_STATE);
+    CHECK(strstr(tutti_error_message(), "captured") != NULL);
+    CHECK_EQ(driver.end(stream, &graph), 0);
+    CHECK_EQ(driver.instantiate(&runnable, graph, 0), 0);
+    for (int i = 0; i < 8; i++)
+        others[i] = tt_full(tt_shape(4, 8), 100 + i, TUTTI_F32, NULL);
+    for (int i = 0; i < 3; i++) {
+        tt_fill_(x, i);
+        CHECK_EQ(driver.launch(runnable, stream), 0);
+        CHECK(tt_equal(y, step(x, weight)) && tt_equal(y, once) == (i == 1));
+    }
+    CHECK(all_are(tt_narrow(large, 0, 1 << 20, 100), 6));
+    for (int i = 0; i < 8; i++) /* the graph's intermediates were released, and are not given out */
+        CHECK(all_are(others[i], 100 + i));
+    tt_release(y);
+    tt_release(large);
     CHECK_OK(tt_scope_close(&scope));
     tt_stream_release(test_device(), stream);
 }

@@ -6,6 +6,7 @@
  * processes too; a capture keeps what it was given and runs it when its graph is launched. With it tests of tensors on
  * cuda run where there is no GPU; what it does not know fails.
  */
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -138,10 +139,26 @@ static CUresult error_name(CUresult, const char **text) {
     return CUDA_SUCCESS;
 }
 
+/* Captures that forbid calls which could wait for the GPU: to every thread, to the thread that began them. A thread
+ * takes itself out of that by the mode relaxed. */
+enum {
+    FOR_ALL,
+    FOR_THREAD,
+    RELAXED
+};
+static std::atomic<int> captures_for_all;
+static thread_local int captures_for_thread, thread_mode;
+static bool is_forbidden() {
+    return thread_mode != RELAXED &&
+           (captures_for_thread > 0 || (thread_mode == FOR_ALL && captures_for_all.load() > 0));
+}
+
 static CUresult allocate(CUdeviceptr *address, size_t bytes) {
     std::lock_guard<std::mutex> held(lock);
     if (depth == 0)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (is_forbidden())
+        return 900;
     if (bytes > capacity - in_use)
         return CUDA_ERROR_OUT_OF_MEMORY;
     void *data = aligned_alloc(512, (bytes + 511) / 512 * 512);
@@ -281,9 +298,11 @@ typedef std::vector<std::function<void()>> notes;
 struct capture {
     notes given;
     bool ended;
+    unsigned long long number;
 };
 struct stream_state {
     std::shared_ptr<capture> into; /* null: it runs what it is given */
+    int mode;                      /* of the capture that it began */
 };
 struct event_state {
     std::shared_ptr<capture> into;
@@ -349,15 +368,20 @@ static CUresult of_stream(CUstream stream) {
 static CUresult capture_info(CUstream stream, int *status, unsigned long long *id, void **, const void **, size_t *) {
     auto into = capture_of(stream);
     *status = into != nullptr;
-    *id = (unsigned long long)(uintptr_t)into.get();
+    *id = into != nullptr ? into->number : 0;
     return CUDA_SUCCESS;
 }
-static CUresult begin_capture(CUstream stream, int) {
+static CUresult begin_capture(CUstream stream, int mode) {
     std::lock_guard<std::mutex> held(lock);
     if ((uintptr_t)stream <= 2)
         return 900;
+    captures_for_all += mode == FOR_ALL;
+    captures_for_thread += mode == FOR_THREAD;
+    ((stream_state *)stream)->mode = mode;
     ((stream_state *)stream)->into = std::make_shared<capture>();
+    static unsigned long long captures;
     ((stream_state *)stream)->into->ended = false;
+    ((stream_state *)stream)->into->number = ++captures;
     return CUDA_SUCCESS;
 }
 static CUresult end_capture(CUstream stream, CUgraph *graph) {
@@ -366,15 +390,16 @@ static CUresult end_capture(CUstream stream, CUgraph *graph) {
     if (into == nullptr)
         return 901;
     ((stream_state *)stream)->into = nullptr;
+    captures_for_all -= ((stream_state *)stream)->mode == FOR_ALL;
+    captures_for_thread -= ((stream_state *)stream)->mode == FOR_THREAD;
     *graph = (CUgraph) new notes(into->given);
     into->given.clear();
     into->ended = true; /* for the streams that came to it too */
     return CUDA_SUCCESS;
 }
 static CUresult exchange_mode(int *mode) {
-    static thread_local int now;
-    int before = now;
-    now = *mode;
+    int before = thread_mode;
+    thread_mode = *mode;
     *mode = before;
     return CUDA_SUCCESS;
 }
@@ -415,6 +440,8 @@ static CUresult record(CUevent event, CUstream stream) {
     return CUDA_SUCCESS;
 }
 static CUresult query(CUevent event) {
+    if (is_forbidden())
+        return 900;
     std::lock_guard<std::mutex> held(lock);
     return ((event_state *)event)->into != nullptr ? 907 : ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
