@@ -37,7 +37,7 @@ tu_node *tu_node_new_with(const char *name, int inputs, int outputs, int saved, 
     memset(node->next, 0, edges);
     memset(node->saved, 0, kept);
     memset(node->needs, 0, flags);
-    tu_tally(&self->nodes, 1);
+    tu_tally(self, &self->nodes, 1);
     return node;
 }
 
@@ -72,7 +72,7 @@ static void destroy(tu_node *node) {
     for (int i = 0; i < node->input_count; i++)
         tu_edge_drop(&node->next[i]);
     free(node);
-    tu_tally(&tu_self()->nodes, -1);
+    tu_tally(tu_self(), &tu_self()->nodes, -1);
 }
 
 /* A graph may be a chain of a million nodes: those that die while one is being destroyed wait in a list instead of on

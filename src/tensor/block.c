@@ -30,9 +30,19 @@ static int class_of(size_t bytes, size_t *rounded) {
 }
 _Static_assert(TU_BINS == 16 + 10 * 8 && TU_LARGE_BYTES == 1 << 20, "a bin for each class of small blocks");
 
+/* What this thread keeps goes back first where the system has no more. */
+static void *alloc_large(tu_thread *self, size_t bytes) {
+    void *data = tu_large_alloc(bytes);
+    if (data == NULL && self->spare_bytes > 0) {
+        tu_block_trim(self);
+        data = tu_large_alloc(bytes);
+    }
+    return data;
+}
+
 void *tu_block_alloc(tu_thread *self, size_t bytes) {
     if (bytes >= TU_LARGE_BYTES)
-        return tu_large_alloc(bytes);
+        return alloc_large(self, bytes);
     size_t rounded;
     int bin = class_of(bytes, &rounded);
     if (self->registered && self->bins[bin] != NULL) {
@@ -42,8 +52,9 @@ void *tu_block_alloc(tu_thread *self, size_t bytes) {
         return block;
     }
     void *data = aligned_alloc(64, rounded);
-    if (data == NULL && self->spare_bytes > 0) {
+    if (data == NULL) {
         tu_block_trim(self);
+        tu_large_trim(); /* which may hold far more */
         data = aligned_alloc(64, rounded);
     }
     return data;
@@ -77,5 +88,4 @@ void tu_block_trim(tu_thread *self) {
         }
     }
     self->spare_bytes = 0;
-    tu_large_trim();
 }

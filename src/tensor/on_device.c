@@ -109,17 +109,6 @@ tu_device *tu_device_of(const tt_tensor *x) {
     return known_device(x->device);
 }
 
-int tu_devices_open(tu_device **list) {
-    tu_process_devices *devices = tu_process_devices_get();
-    int count = 0;
-    for (int i = 0; i < TU_DEVICES; i++) {
-        tu_device *device = atomic_load_explicit(&devices->at[i], memory_order_acquire);
-        if (device != NULL)
-            list[count++] = device;
-    }
-    return count;
-}
-
 /* Nothing lies on a device any more. */
 void tu_devices_close(tu_process_devices *devices) {
     pthread_mutex_lock(&devices->lock);

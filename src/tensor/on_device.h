@@ -42,8 +42,6 @@ static inline bool tu_on_device(const tt_tensor *x) {
 tutti_status tu_device_get(tutti_device device, tu_device **found);
 /* That of a tensor that lies there. */
 tu_device *tu_device_of(const tt_tensor *x);
-/* All that are open, for those who count or trim; the number of them. */
-int tu_devices_open(tu_device **list);
 
 /* The thread's current stream of the device. */
 void *tu_device_stream(const tu_device *device);

@@ -30,7 +30,7 @@ static struct {
     bool prepared;        /* for threads that end, and for a fork */
     pthread_key_t exit_key;
     tu_thread *threads;
-    tallies gone; /* of threads that have ended */
+    tallies gone; /* of threads that have ended, or that nobody lists */
     bool holds_pool;
     numbered *names;
     atomic_flag told[TU_WARNINGS];
@@ -107,6 +107,15 @@ static void add_tallies(tallies *sum, tu_thread *thread) {
     sum->storages += tally(&thread->storages);
     sum->scopes += tally(&thread->open_scopes);
     sum->nodes += tally(&thread->nodes);
+}
+
+void tu_process_collect(tu_thread *self) {
+    pthread_mutex_lock(&process.lock);
+    add_tallies(&process.gone, self);
+    pthread_mutex_unlock(&process.lock);
+    _Atomic int64_t *const all[] = { &self->tensors, &self->storages, &self->open_scopes, &self->nodes };
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        atomic_store_explicit(all[i], 0, memory_order_relaxed);
 }
 
 static void thread_exit(void *argument) {
@@ -192,15 +201,19 @@ tutti_status tt_count(tt_counts *counts) {
 
 /* ---- threads that compute ---- */
 
+/* The pool is held and released without the lock: it has one of its own, and the C library's, which a fork holds while
+ * it waits for this one. */
 static int find_limit(void) {
+    tu_pool_hold();
     pthread_mutex_lock(&process.lock);
-    if (!process.holds_pool)
-        tu_pool_hold();
+    bool held = process.holds_pool;
     process.holds_pool = true;
     int limit = tu_pool_limit() + 1;
     atomic_store_explicit(&process.share, tu_pool_shared(), memory_order_relaxed);
     atomic_store_explicit(&process.limit, limit, memory_order_relaxed);
     pthread_mutex_unlock(&process.lock);
+    if (held)
+        tu_pool_release();
     return limit;
 }
 

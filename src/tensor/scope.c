@@ -41,7 +41,7 @@ tt_scope tt_scope_open(void) {
         self->scope_capacity = (int)capacity;
     }
     self->scopes[self->scope_count++] = (tu_scope_mark){ .id = ++self->last_scope, .first = self->owned_count };
-    tu_tally(&self->open_scopes, 1);
+    tu_tally(self, &self->open_scopes, 1);
     return (tt_scope){ self->last_scope };
 }
 
@@ -57,7 +57,7 @@ static void close_innermost(tu_thread *self) {
         free(block);
     }
     self->scope_count--;
-    tu_tally(&self->open_scopes, -1);
+    tu_tally(self, &self->open_scopes, -1);
 }
 
 static int find(const tu_thread *self, const tt_scope *scope) {

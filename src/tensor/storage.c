@@ -22,12 +22,12 @@ static tu_storage *take(tu_thread *self) {
     }
     *storage = (tu_storage){ .device = TUTTI_CPU };
     atomic_init(&storage->references, 1);
-    tu_tally(&self->storages, 1);
+    tu_tally(self, &self->storages, 1);
     return storage;
 }
 
 static void give(tu_thread *self, tu_storage *storage) {
-    tu_tally(&self->storages, -1);
+    tu_tally(self, &self->storages, -1);
     if (self->spare_storage_count >= SPARE_STORAGES || !self->registered) {
         free(storage);
         return;

@@ -34,7 +34,7 @@ static tt_tensor *take(tu_thread *self) {
     x->history = NULL;
     x->name = NULL;
     x->flags = 0;
-    tu_tally(&self->tensors, 1);
+    tu_tally(self, &self->tensors, 1);
     return x;
 }
 
@@ -125,7 +125,7 @@ void tu_tensor_drop(tt_tensor *x) {
         tu_storage_drop(x->version_home);
     tu_storage_drop(x->storage);
     tu_thread *self = tu_self();
-    tu_tally(&self->tensors, -1);
+    tu_tally(self, &self->tensors, -1);
     tu_handle_end(self, x);
 }
 
@@ -156,6 +156,14 @@ tutti_status tu_tensor_check(const char *who, const char *what, const tt_tensor 
     if (x == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: argument %s is NULL, and a tensor is required there", who, what);
     return x->magic == TU_MAGIC_ALIVE ? TUTTI_OK : dead(who, what, x);
+}
+
+tutti_status tu_tensors_check(const char *who, const char *what, tt_tensor *const *list, size_t count) {
+    tutti_status status = TUTTI_OK;
+    for (size_t i = 0; i < count && status == TUTTI_OK; i++)
+        if (list[i] != NULL)
+            status = tu_tensor_check(who, what, list[i]);
+    return status;
 }
 
 size_t tu_tensor_need(const tt_tensor *x) {

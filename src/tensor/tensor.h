@@ -158,6 +158,8 @@ const char *tu_dims_text(int count, const int64_t *at);
 /* Whether x is there, alive and readable by kernels: waits for collectives, checks the bytes. `who` and `what` are for
  * the message. */
 tutti_status tu_tensor_check(const char *who, const char *what, const tt_tensor *x);
+/* The same of each of a list that is not NULL. */
+tutti_status tu_tensors_check(const char *who, const char *what, tt_tensor *const *list, size_t count);
 tutti_status tu_tensor_ready(const char *who, const char *what, const tt_tensor *x);
 
 extern const uint8_t tu_dtype_bytes[];

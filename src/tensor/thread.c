@@ -10,6 +10,7 @@
 #include "base/instructions.h"
 #include "tensor/gemm.h"
 #include "tensor/handle.h"
+#include "tensor/large.h"
 #include "tensor/process.h"
 
 _Thread_local tu_thread tu_thread_self __attribute__((tls_model("initial-exec")));
@@ -62,6 +63,7 @@ void tt_memory_trim(void) {
     tu_handle_trim();
     tu_storage_trim(tu_self());
     tu_block_trim(tu_self());
+    tu_large_trim();
 }
 
 /* ---- the pending error ---- */

@@ -125,8 +125,14 @@ tutti_status tu_thread_register(void);
 /* At the thread's end: closes its scopes and frees what it keeps. */
 void tu_thread_end(tu_thread *self);
 
-static inline void tu_tally(_Atomic int64_t *tally, int64_t change) {
+/* Puts what a thread that nobody lists has counted on the process's books. */
+void tu_process_collect(tu_thread *self);
+
+/* `tally` is one of self's, the calling thread's. */
+static inline void tu_tally(tu_thread *self, _Atomic int64_t *tally, int64_t change) {
     atomic_store_explicit(tally, atomic_load_explicit(tally, memory_order_relaxed) + change, memory_order_relaxed);
+    if (!self->registered) /* it only releases what others made, say */
+        tu_process_collect(self);
 }
 
 /* ---- the pending error ---- */
@@ -160,7 +166,7 @@ void tu_scope_leave(tt_scope *scope);
 /* ---- spare memory (block.c) ---- */
 void *tu_block_alloc(tu_thread *self, size_t bytes); /* 64-byte aligned; NULL when there is none */
 void tu_block_free(tu_thread *self, void *data, size_t bytes);
-void tu_block_trim(tu_thread *self);
+void tu_block_trim(tu_thread *self); /* frees what the thread itself keeps; large blocks are everybody's */
 void tu_storage_trim(tu_thread *self);
 
 #endif

@@ -148,6 +148,45 @@ TEST(threads_share_large_blocks_and_none_lie_over_each_other) {
         tt_release(all.at[i]);
 }
 
+static void *make_a_small_one(void *made) {
+    tt_scope scope = tt_scope_open();
+    *(bool *)made = tt_ones(tt_shape(5), TUTTI_F32, NULL) != NULL;
+    *(bool *)made = tt_scope_close(&scope) == TUTTI_OK && *(bool *)made;
+    return NULL;
+}
+
+TEST(a_thread_that_ends_leaves_the_others_what_is_spare) {
+    pthread_t thread;
+    bool made = false;
+    tt_scope scope = tt_scope_open();
+    const void *alone = tt_data(of_bytes(40 * MEGABYTE));
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_EQ(pthread_create(&thread, NULL, make_a_small_one, &made), 0);
+    pthread_join(thread, NULL);
+    CHECK(made && is_mapped(alone));
+    tt_memory_trim();
+    CHECK(!is_mapped(alone));
+}
+
+static void *release_it(void *tensor) {
+    tt_release(tensor);
+    return NULL;
+}
+
+TEST(what_a_thread_without_a_scope_releases_is_counted) {
+    pthread_t thread;
+    tt_counts before = TT_COUNTS_INIT, after = TT_COUNTS_INIT;
+    CHECK_OK(tt_count(&before));
+    tt_scope scope = tt_scope_open();
+    tt_tensor *kept = tt_keep(tt_ones(tt_shape(5), TUTTI_F32, NULL));
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_EQ(pthread_create(&thread, NULL, release_it, kept), 0);
+    pthread_join(thread, NULL);
+    CHECK_OK(tt_count(&after));
+    CHECK_EQ(after.tensors, before.tensors);
+    CHECK_EQ(after.storages, before.storages);
+}
+
 /* ---- forks ---- */
 
 typedef struct pair {
@@ -242,4 +281,17 @@ TEST(no_memory_for_a_large_tensor_is_an_error) {
     expect_error(TUTTI_ERROR_MEMORY, "a tensor");
     done(&scope);
     test_fail_each("malloc,calloc,realloc,aligned_alloc,mmap", make_three, NULL);
+}
+
+TEST(what_large_tensors_left_goes_back_before_a_small_one_fails) {
+    tt_memory_trim();
+    tt_scope scope = tt_scope_open();
+    const void *alone = tt_data(of_bytes(40 * MEGABYTE));
+    CHECK_OK(tt_scope_close(&scope));
+    scope = tt_scope_open();
+    test_fail_arm_here("aligned_alloc", 1);
+    tt_tensor *small = tt_full(tt_shape(5), 3, TUTTI_F32, NULL);
+    CHECK(test_fail_disarm());
+    CHECK(all_are(small, 3) && !is_mapped(alone));
+    done(&scope);
 }
