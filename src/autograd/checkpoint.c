@@ -227,9 +227,8 @@ static bool check(tt_region *region, tt_tensor_list inputs) {
     else if (inputs.count > TT_FUNCTION_TENSORS)
         tu_fail(TUTTI_ERROR_LIMIT, "checkpoint: %zu inputs; at most %d are possible", inputs.count,
                 TT_FUNCTION_TENSORS);
-    for (size_t i = 0; i < inputs.count && tu_self()->pending == TUTTI_OK; i++)
-        if (inputs.at[i] != NULL)
-            tu_pending_take(tu_tensor_check("checkpoint", "inputs", inputs.at[i]));
+    if (tu_self()->pending == TUTTI_OK)
+        tu_pending_take(tu_tensors_check("checkpoint", "inputs", inputs.at, inputs.count));
     return tu_self()->pending == TUTTI_OK;
 }
 

@@ -440,6 +440,8 @@ static tutti_status run_pre_hooks(task *one) {
         memcpy(grads, one->grads, (size_t)count * sizeof *grads);
         ((tt_node_pre_hook *)hook->function)(&context, (size_t)count, grads);
         status = tu_self()->pending;
+        if (status == TUTTI_OK)
+            status = tu_pending_take(tu_tensors_check(one->node->name, "gradient of a hook", grads, (size_t)count));
         for (int k = 0; k < count && status == TUTTI_OK; k++) {
             if (grads[k] == one->grads[k])
                 continue;
@@ -465,6 +467,9 @@ static tutti_status run_post_hooks(task *one, tt_tensor **results) {
         ((tt_node_post_hook *)hook->function)(&context, (size_t)one->node->input_count, results, (size_t)one->slots,
                                               one->grads);
         status = tu_self()->pending;
+        if (status == TUTTI_OK)
+            status = tu_pending_take(
+                tu_tensors_check(one->node->name, "gradient of a hook", results, (size_t)one->node->input_count));
     }
     tu_hook_list_free(&snapshot);
     return status;

@@ -113,6 +113,8 @@ static void function_run(tu_node *node, tt_tensor *const *grads, tt_tensor **res
     if (tu_self()->pending == TUTTI_OK && count != node->input_count)
         tu_fail(TUTTI_ERROR_ARGUMENT, "function %s returned an incorrect number of gradients (expected %d, got %d)",
                 node->name, node->input_count, count);
+    if (tu_self()->pending == TUTTI_OK)
+        tu_pending_take(tu_tensors_check(node->name, "gradient", results, (size_t)node->input_count));
 }
 
 static void function_describe(const tu_node *node, tu_collector *collector) {
@@ -224,7 +226,9 @@ static tutti_status save_all(const tt_function_context *context, tu_node *node, 
     return status;
 }
 
-static tutti_status record(tt_function_context *context, tt_tensor_list inputs, int count, tt_tensor **outputs) {
+/* *taken: the context is a node's, and gone with it where no result needs the node. */
+static tutti_status record(tt_function_context *context, tt_tensor_list inputs, int count, tt_tensor **outputs,
+                           bool *taken) {
     tutti_status status = check_dirty(context, inputs, tt_tensors_of((size_t)count, outputs));
     if (status != TUTTI_OK)
         return status;
@@ -251,6 +255,7 @@ static tutti_status record(tt_function_context *context, tt_tensor_list inputs, 
         node->release = function_release;
         node->describe = function_describe;
         context->node = node;
+        *taken = true;
         for (int i = 0; i < context->save_count; i++) {
             tu_tensor_drop(context->to_save[i]);
             context->to_save[i] = NULL;
@@ -330,9 +335,8 @@ static tt_function_context *context_new(const tt_function *function, tt_tensor_l
                           TT_FUNCTION_TENSORS);
     if (status == TUTTI_OK && full.symmetric != 0)
         status = check_symmetric(&full, inputs.count);
-    for (size_t i = 0; i < inputs.count && status == TUTTI_OK; i++)
-        if (inputs.at[i] != NULL)
-            status = tu_tensor_check(full.name, "input", inputs.at[i]);
+    if (status == TUTTI_OK)
+        status = tu_tensors_check(full.name, "input", inputs.at, inputs.count);
     tt_function_context *context = status == TUTTI_OK ? calloc(1, sizeof *context) : NULL;
     if (context == NULL) {
         tu_pending_take(status != TUTTI_OK ? status : tu_error_memory("a function's context", sizeof *context));
@@ -350,7 +354,7 @@ static tt_function_context *context_new(const tt_function *function, tt_tensor_l
 
 tt_tensor_list tt_apply(const tt_function *function, tt_tensor_list inputs, void *user) {
     tt_tensor_list none = { 0, tu_nothing };
-    bool wants;
+    bool wants, taken = false;
     tt_tensor *few[TT_FUNCTION_TENSORS];
     if (tu_self()->pending != TUTTI_OK || !tu_scope_check() || !tu_stand_in_all(&inputs, few))
         return none;
@@ -361,11 +365,11 @@ tt_tensor_list tt_apply(const tt_function *function, tt_tensor_list inputs, void
     int count = outputs == NULL ? -1 : run_forward(context, inputs, outputs);
     tutti_status status = count < 0 ? tu_self()->pending : TUTTI_OK;
     if (count >= 0 && wants)
-        status = record(context, inputs, count, outputs);
+        status = record(context, inputs, count, outputs, &taken);
     for (int i = 0; i < count && !wants && status == TUTTI_OK; i++)
         if (in_list(inputs.at, inputs.count, outputs[i]) && !is_dirty(context, outputs[i]))
             status = pass_through(&outputs[i], tt_requires_grad(outputs[i])); /* its history ends here */
-    if (context->node == NULL)
+    if (!taken)
         context_free(context);
     for (int i = 0; i < count; i++)
         outputs[i] = tu_scope_own(outputs[i]);

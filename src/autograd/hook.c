@@ -316,6 +316,9 @@ bool tt_hook_node_post(tt_node *node, tt_node_post_hook *function, void *user, c
 /* ---- running ---- */
 
 static tutti_status check_replacement(const char *who, const tt_tensor *grad, const tt_tensor *replacement) {
+    tutti_status status = tu_tensor_check(who, "gradient of a hook", replacement);
+    if (status != TUTTI_OK)
+        return status;
     if (grad == NULL)
         return tu_error(TUTTI_ERROR_STATE, "a hook on %s replaced an absent gradient by %s", who,
                         tu_describe(replacement));

@@ -510,6 +510,31 @@ TEST(a_custom_function_has_its_own_gradient_and_unused_outputs_are_zeros) {
     CHECK_EQ(released_users, 2);
 }
 
+static int signs_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
+    if (tt_numel(inputs.at[0]) == 1)
+        return 0;
+    outputs[0] = tt_gt(inputs.at[0], tt_number(0));
+    outputs[1] = tt_sign(inputs.at[0]);
+    tt_mark_non_differentiable(context, outputs[1]);
+    tt_save_for_backward(context, inputs);
+    return 2;
+}
+
+TEST(a_custom_function_none_of_whose_results_has_a_gradient_leaves_no_graph) {
+    static int unused;
+    tt_function signs = { sizeof signs, "signs", signs_forward, cube_backward, count_user };
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(2, (float[]){ 1, -2 });
+    int before = released_users;
+    tt_tensor_list y = tt_apply(&signs, tt_tensors(x), &unused);
+    CHECK(y.count == 2 && !tt_requires_grad(y.at[0]) && !tt_requires_grad(y.at[1]));
+    CHECK(is(y.at[1], 2, (float[]){ 1, -1 }));
+    CHECK_EQ(released_users - before, 1);
+    CHECK_EQ(tt_apply(&signs, tt_tensors(leaf(1, (float[]){ 1 })), &unused).count, 0);
+    CHECK_EQ(released_users - before, 2);
+    done(&scope);
+}
+
 static int dirty_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
     tt_mul_scalar_(inputs.at[0], 2);
     tt_mark_dirty(context, inputs.at[0]);

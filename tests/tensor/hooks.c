@@ -57,6 +57,61 @@ TEST(a_handle_may_outlive_the_tensor_that_its_hook_hung_on) {
     CHECK_EQ(alive().tensors, 0);
 }
 
+/* ---- dead tensors that hooks and functions give ---- */
+
+static tt_tensor *give_user(const tt_hook_context *context, tt_tensor *grad) {
+    (void)grad;
+    return context->user;
+}
+
+static void put_before(const tt_hook_context *context, size_t count, tt_tensor **grads) {
+    CHECK_EQ(count, 1);
+    grads[0] = context->user;
+}
+
+static void put_after(const tt_hook_context *context, size_t result_count, tt_tensor **results, size_t grad_count,
+                      tt_tensor *const *grads) {
+    (void)grad_count, (void)grads;
+    CHECK_EQ(result_count, 1);
+    results[0] = context->user;
+}
+
+static int twice_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {
+    (void)context;
+    outputs[0] = tt_mul_scalar(inputs.at[0], 2);
+    return 1;
+}
+
+static int user_backward(tt_function_context *context, tt_tensor_list grads, tt_tensor **results) {
+    (void)grads;
+    results[0] = tt_function_user(context);
+    return 1;
+}
+
+static void expect_dead(tt_tensor *root) {
+    CHECK(!tt_backward(root, NULL));
+    expect_error(TUTTI_ERROR_HANDLE, "is no live tensor");
+}
+
+TEST(a_dead_tensor_as_a_gradient_is_refused) {
+    tt_scope scope = tt_scope_open(), inner = tt_scope_open();
+    tt_tensor *dead = tt_ones(tt_shape(1), TUTTI_F32, NULL);
+    CHECK_OK(tt_scope_close(&inner));
+    tt_tensor *x = leaf(1), *y = leaf(1), *before = tt_mul_scalar(leaf(1), 2), *after = tt_mul_scalar(leaf(1), 2);
+    CHECK(tt_hook_tensor(x, give_user, dead, NULL, NULL));
+    expect_dead(tt_mul_scalar(x, 2));
+    CHECK(tt_hook_node_pre(tt_grad_fn(before), put_before, dead, NULL, NULL));
+    expect_dead(before);
+    CHECK(tt_hook_node_post(tt_grad_fn(after), put_after, dead, NULL, NULL));
+    expect_dead(after);
+    tt_function twice = TT_FUNCTION_INIT;
+    twice.name = "twice";
+    twice.forward = twice_forward;
+    twice.backward = user_backward;
+    expect_dead(tt_apply(&twice, tt_tensors(y), dead).at[0]);
+    done(&scope);
+}
+
 TEST(a_hook_needs_a_function) {
     tt_scope scope = tt_scope_open();
     CHECK(!tt_hook_tensor(leaf(1), NULL, NULL, NULL, NULL));
