@@ -178,11 +178,13 @@ static bool returns(const tt_tensor *x, const int *order, int count, int64_t dis
     for (int i = 0; i < count - 1; i++)
         span += (x->sizes[order[i]] - 1) * x->strides[order[i]];
     /* Before the first step one direction is enough: the other one mirrors it. */
-    for (int64_t step = moved ? -last : 0; step <= last; step++) {
+    int64_t from = moved ? -last : 0, short_by = -span - distance;
+    int64_t least = short_by > 0 ? (short_by + stride - 1) / stride : short_by / stride; /* where left >= -span */
+    for (int64_t step = least > from ? least : from; step <= last; step++) {
         int64_t left = distance + step * stride;
         if (left > span)
             return false;
-        if (left >= -span && returns(x, order, count - 1, left, moved || step != 0))
+        if (returns(x, order, count - 1, left, moved || step != 0))
             return true;
     }
     return false;
@@ -194,11 +196,14 @@ bool tu_overlaps_itself(const tt_tensor *x) {
     int order[TT_MAX_DIMS], count = tu_stride_order(x->ndim, x->sizes, x->strides, order);
     int64_t span = 0; /* of the narrower dimensions */
     bool apart = true;
-    for (int i = 0; i < count && apart; i++) {
-        apart = x->strides[order[i]] > span;
+    for (int i = 0; i < count; i++) {
+        apart = apart && x->strides[order[i]] > span;
         span += (x->sizes[order[i]] - 1) * x->strides[order[i]];
     }
-    return !apart && returns(x, order, count, 0, false);
+    if (apart)
+        return false;
+    /* Where elements are more than locations, or a stride is 0, some meet: nobody need search for them. */
+    return x->numel > span + 1 || x->strides[order[0]] == 0 || returns(x, order, count, 0, false);
 }
 
 bool tu_partly_overlaps(const tt_tensor *left, const tt_tensor *right) {

@@ -346,6 +346,22 @@ TEST(what_overlaps_itself_is_not_written) {
     CHECK_OK(tt_scope_close(&scope));
 }
 
+/* Their elements cannot be compared one by one. */
+TEST(whether_a_huge_tensor_overlaps_itself_is_found_out_quickly) {
+    tt_options meta = TT_OPTIONS_INIT;
+    meta.device = TUTTI_META;
+    int64_t side = (int64_t)1 << 20;
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_empty(tt_shape(3 * side * side), TUTTI_F32, &meta);
+    CHECK(tt_add_scalar_(tt_as_strided(x, tt_shape(side, side), tt_shape(side, side - 1), 0), 1) != NULL);
+    CHECK(tt_add_scalar_(tt_as_strided(x, tt_shape(side, side), tt_shape(side + 1, side), 0), 1) != NULL);
+    FAILS(tt_add_scalar_(tt_as_strided(x, tt_shape(side, side), tt_shape(side - 1, side - 2), 0), 1),
+          TUTTI_ERROR_ARGUMENT, "share one memory location");
+    FAILS(tt_add_scalar_(tt_as_strided(x, tt_shape(side, side, 3), tt_shape(60, 101, 103), 0), 1), TUTTI_ERROR_ARGUMENT,
+          "share one memory location");
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 /* ---- arguments beyond all measure ---- */
 
 TEST(sizes_that_overflow_are_refused) {
