@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * NCCL, loaded at run time. Only what this backend uses is declared, in our own words, so that it builds where NCCL is
- * not installed. Numbers and layouts are those of NCCL's ABI from 2.27 on; a test compares them with nccl.h where there
- * is one. Where nccl.h was included before, its own declarations count.
+ * not installed. Numbers, layouts and functions are those of NCCL's ABI from 2.27 on; tests/nccl/header.c compares them
+ * with nccl.h where there is one, and for that its own declarations count where it was included before.
  */
 #ifndef TU_NCCL_LIBRARY_H
 #define TU_NCCL_LIBRARY_H
