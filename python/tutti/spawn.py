@@ -10,7 +10,7 @@ import traceback
 
 from . import world as _world
 from ._library import lib, struct
-from .errors import DeadError, check
+from .errors import AbortedError, DeadError, GoneError, check
 
 
 def _rank_main(function, arguments, given, results):
@@ -33,7 +33,7 @@ def _rank_main(function, arguments, given, results):
 
 def spawn(function, ranks, *arguments):
     """Runs function(*arguments) in `ranks` new processes, in which tutti.World() finds the others, and returns what they returned, in the order of the
-    ranks. The first that raises is raised here, when all have ended; one that dies is a DeadError. As with multiprocessing, the function must be one that
+    ranks. What a rank raises is raised here, when all have ended; one that dies is a DeadError. As with multiprocessing, the function must be one that
     can be imported, and the program's own start belongs under `if __name__ == "__main__":`."""
     store = f"unix:@tutti-python-{os.getpid()}-{secrets.token_hex(8)}"
     server = ctypes.c_void_p()  # here, so that any rank may leave first
@@ -75,7 +75,8 @@ def _run(function, ranks, arguments, store):
         how = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with status {code}"
         raise DeadError("DEAD", f"rank {rank} {how}", [rank])
     if failures:
-        error, text = failures[0]
+        # A rank that raises leaves its world, and the others hear of that: what they raise then is an echo.
+        error, text = next((failure for failure in failures if not isinstance(failure[0], (AbortedError, DeadError, GoneError))), failures[0])
         error.__cause__ = None
         if hasattr(error, "add_note"):
             error.add_note("in a rank:\n" + text)
