@@ -9,6 +9,7 @@ import pickle
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 
@@ -212,6 +213,33 @@ def works(rank, size, gloo):
     doubled = [future.then(lambda done: done.value()[0] * 2) for future in futures]
     for future in doubled:
         same(future.wait(), torch.full((8,), float(size * (size - 1))))
+    table = torch.ones(4, 6).t()  # not dense: its result is copied back, once, whoever waits
+    work = dist.all_reduce(table, async_op=True)
+    future = work.get_future()
+    work.wait()
+    same(table, torch.full((6, 4), float(size)))
+    table.fill_(7)
+    future.wait()
+    same(table, torch.full((6, 4), 7.0))
+    dist.all_reduce(table, async_op=True)  # nobody waits
+    gathered = [torch.zeros(3) for _ in range(size)]
+    dist.all_gather(gathered, torch.full((3,), float(rank)), async_op=True)
+    dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()  # futures complete in order
+    same(table, torch.full((6, 4), 7.0 * size))
+    same(gathered, [torch.full((3,), float(other)) for other in range(size)])
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(size)]  # results may go to what PyTorch lets nobody write
+    dist.all_gather(parameters, torch.ones(2))
+    assert all(parameter.is_leaf and parameter.detach()[0] == 1 for parameter in parameters)
+    with torch.inference_mode():
+        gathered = [torch.zeros(2) for _ in range(size)]
+        dist.all_gather(gathered, torch.ones(2), async_op=True).get_future().wait()
+    same(gathered, [torch.ones(2)] * size)
+    dist.all_gather(gathered := [torch.zeros(2) for _ in range(size)], torch._neg_view(torch.ones(2)))
+    same(gathered, [-torch.ones(2)] * size)
+    assert "clone" in str(raises(ValueError, dist.all_reduce, torch.ones(1).expand(3)))
+    outputs = [torch.ones(1).expand(3) for _ in range(size)]  # an error while it is copied is the future's, and the next one completes
+    raises(RuntimeError, dist.all_gather(outputs, torch.ones(3), async_op=True).get_future().wait)
+    dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
     big = torch.ones(1 << 18)
     dropped = dist.all_reduce(big, async_op=True)
     del dropped  # its buffers stay until it has ended
@@ -366,6 +394,9 @@ def symmetric(rank, size, gloo):
     error = raises(dist.DistBackendError, handle.wait_signal, after, 1, 50)
     assert error.status == "TIMEOUT", error
     raises(ValueError, symm_mem.rendezvous, torch.ones(2), name)
+    part = symm_mem.rendezvous(tensor[2:], name)  # the same blocks, from another place on
+    assert part.offset == 24 and part.get_remote_tensor(after, (6,), torch.float32).data_ptr() == handle.buffer_ptrs[after] + 24
+    del part
     x = symm_mem.empty(1000)
     x.copy_(data(rank, (1000,), torch.float32))
     total = torch.stack([data(other, (1000,), torch.float32) for other in range(size)]).sum(0)
@@ -422,7 +453,11 @@ def errors(rank, size, gloo):
 
 def twice(rank, size, gloo):
     import tutti.torch.symm_mem  # noqa: F401
+    dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()  # starts the thread of futures
+    left = dist.all_reduce(torch.ones(1), async_op=True)
+    dist.barrier()
     dist.destroy_process_group()
+    left.get_future().wait()  # which has ended with the group
     dist.init_process_group("tutti", rank=rank, world_size=size, store=dist.FileStore(os.environ["TEST_MEET"] + "-again", size), timeout=LONG)
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
@@ -430,6 +465,30 @@ def twice(rank, size, gloo):
     same(torch.ops.tutti.one_shot_all_reduce(torch.ones(3), "sum", dist.group.WORLD.group_name), torch.full((3,), float(size)))
     mixed = str(raises(ValueError, dist.new_group, list(range(size)), backend="cpu:tutti,cuda:gloo"))
     assert "tutti" in mixed, mixed
+
+
+def interrupts(rank, size, gloo):
+    """Ctrl-C ends the waits of the main thread: for a work whose future is waited for, too, and for ranks that do not come when a group opens."""
+    def interrupted(function, *arguments, **named):
+        def both():
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            function(*arguments, **named)
+        raises(KeyboardInterrupt, both)
+    alone = dist.new_group(list(range(size)))
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1 << 16), group=alone, async_op=True)
+        future = work.get_future()
+        interrupted(work.wait)
+        alone.abort()
+        raises(RuntimeError, future.wait)
+        store = dist.FileStore(os.environ["TEST_MEET"] + "-alone", 2)
+        config = dist.distributed_c10d._DistributedBackendOptions()
+        config.store, config.group_rank, config.group_size, config.timeout = store, 0, 2, LONG
+        interrupted(tutti.torch.ProcessGroup, config)
+        config.timeout = datetime.timedelta(seconds=0.2)
+        error = raises(dist.DistBackendError, tutti.torch.ProcessGroup, config)
+        assert error.status == "TIMEOUT" and error.ranks == (1,) and "rank 1 did not come" in str(error), error
+    dist.barrier()
 
 
 def death(rank, size, gloo):
@@ -486,7 +545,7 @@ def run(name, size):
 if __name__ == "__main__":
     chosen = sys.argv[1:]
     tests = [("reductions+moves+messages+works+groups+functional", 2), ("moves+messages+groups+errors", 3), ("data_parallel+fully_sharded+tensors_and_meshes", 2),
-             ("data_parallel+tensors_and_meshes", 4), ("symmetric+compiled+twice", 2), ("symmetric", 3), ("death", 3)]
+             ("data_parallel+tensors_and_meshes", 4), ("symmetric+compiled+interrupts+twice", 2), ("symmetric", 3), ("death", 3)]
     good = [run(name, size) for name, size in tests if not chosen or any(word in name for word in chosen)]
     print(f"{sum(good)} passed, {len(good) - sum(good)} failed")
     sys.exit(0 if all(good) else 1)

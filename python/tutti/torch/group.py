@@ -2,9 +2,11 @@
 """The process group: PyTorch's calls as Tutti's."""
 import ctypes
 import os
+import queue
 import secrets
 import socket
 import sys
+import time
 import weakref
 
 import torch
@@ -15,7 +17,7 @@ from .. import _interrupt
 from .._library import constants, lib, struct
 from ..buffers import _NUMBERS, _TYPES
 from ..errors import Error, check
-from ..world import World, _ints, _nanoseconds, _release_here, _sizes, _text
+from ..world import World, _drop, _ints, _nanoseconds, _release_here, _sizes, _text
 from .work import Work, completer, raise_error
 
 _Call = struct("tutti_call")
@@ -33,21 +35,36 @@ def _host():
         return f"{socket.gethostname()} {file.read().strip()} {os.stat('/proc/self/ns/net').st_ino} {os.stat('/proc/self/ns/pid').st_ino}"
 
 
+def _present(store, turn, size, key, seconds):
+    """Waits until a key is there. PyTorch's own wait cannot be interrupted, and does not know who is missing."""
+    deadline, pause = time.monotonic() + seconds, 0.0005
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            missing = tuple(other for other in range(size) if not store.check([f"tutti/{turn}/host/{other}"]))
+            who = f"{'ranks' if len(missing) > 1 else 'rank'} {', '.join(map(str, missing))} did not come" if missing else "rank 0 has not said where to meet"
+            error = dist.DistBackendError(f"tutti: opening a process group of {size} ranks took longer than {seconds:g} s: {who}")
+            error.status, error.ranks = "TIMEOUT", missing or (0,)
+            raise error
+        time.sleep(pause)
+        pause = min(0.02, 1.5 * pause)
+    return store.get(key)
+
+
 def _open_world(options):
     """A world of the group's ranks. Rank 0 says through PyTorch's store where they meet: a socket of its own where all are on one host, else the store that the
     launcher has named to all. A store may outlive its groups, as torchrun's does: each rank counts how often it has come with this one."""
-    store, rank, size = options.store, options.group_rank, options.group_size
+    store, rank, size, seconds = options.store, options.group_rank, options.group_size, options.timeout.total_seconds()
     turn = store.add(f"tutti/turns/{rank}", 1)
     store.set(f"tutti/{turn}/host/{rank}", _host())
     if rank == 0:
-        hosts = {store.get(f"tutti/{turn}/host/{other}") for other in range(size)}
+        hosts = {_present(store, turn, size, f"tutti/{turn}/host/{other}", seconds) for other in range(size)}
         token = secrets.token_hex(8)
         launched = os.environ.get("TUTTI_STORE") is not None and os.environ.get("TUTTI_SIZE") == str(size)
         url = "" if launched or len(hosts) > 1 else f"unix:@tutti-torch-{os.getpid()}-{token}"
         store.set(f"tutti/{turn}/meet", f"{token} {url}")
-    token, url = store.get(f"tutti/{turn}/meet").decode().split(" ")
+    token, url = _present(store, turn, size, f"tutti/{turn}/meet", seconds).decode().split(" ")
     try:
-        return World(rank=rank, size=size, store=url or None, name=f"torch-{token}", timeout=options.timeout.total_seconds())
+        return World(rank=rank, size=size, store=url or None, name=f"torch-{token}", timeout=seconds)
     except Error as cause:
         error = dist.DistBackendError(str(cause))
         error.status, error.ranks = cause.status, cause.ranks
@@ -108,17 +125,32 @@ def _reduction(operation, who):
     return number
 
 
+def _write(tensor, values):
+    """Into a tensor that may be a parameter, or one of inference mode, by whichever thread comes to it."""
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        tensor.copy_(values)
+
+
 def _back(target, tensor):
     def finish():
-        tensor.copy_(target.view_as(tensor))
+        _write(tensor, target.view_as(tensor))
     return finish
+
+
+def _dense(tensor):
+    """The elements one after the other, with their own values: PyTorch notes on some views only that they are conjugate or negative."""
+    if tensor.is_neg() or tensor.is_conj():
+        tensor = tensor.resolve_conj().resolve_neg()
+    return tensor.contiguous()
 
 
 def _writable(tensor):
     """A dense tensor to write into, and what brings it back where the tensor itself is not dense."""
-    if tensor.is_contiguous():
+    target = _dense(tensor)
+    if target is tensor:
         return tensor, None
-    target = tensor.contiguous()
+    if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape)):
+        raise ValueError("tutti: elements of the tensor share their memory (expand does that), so that no result can be written into it; .clone() makes one that is whole")
     return target, _back(target, tensor)
 
 
@@ -128,13 +160,13 @@ def _copies(flat, tensors):
         start = 0
         for tensor in tensors:
             count = tensor.numel()
-            tensor.copy_(flat[start:start + count].view(tensor.shape))
+            _write(tensor, flat[start:start + count].view(tensor.shape))
             start += count
     return finish
 
 
 def _flat(tensors):
-    return tensors[0].contiguous().view(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
+    return _dense(tensors[0]).view(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def _seconds(timeout):
@@ -149,7 +181,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     def __init__(self, options):
         super().__init__(options.group_rank, options.group_size)
-        self._store, self._name, self._description, self._queue = options.store, options.group_id, "", None
+        self._store, self._name, self._description = options.store, options.group_id, ""
         ranks = list(options.global_ranks_in_group)
         parent = _worlds.get(os.getpid())
         if parent is None or not ranks or parent._handle is None:
@@ -219,8 +251,9 @@ class ProcessGroup(dist.ProcessGroup):
         """Leaves. Others may go on without this rank as long as they do not need it."""
         if self._handle is None:
             return
-        if self._queue is not None:
-            self._queue.put(None)
+        works = self.__dict__.pop("_queue", None)
+        if works is not None:
+            works.put(None)
         self._handle = self._workspace = None
         if self._owns:
             if _worlds.get(os.getpid()) is self._world:
@@ -235,9 +268,13 @@ class ProcessGroup(dist.ProcessGroup):
             lib.tutti_group_abort(self._handle, b"the process group was aborted by PyTorch")
 
     def _completer(self):
-        if self._queue is None:
-            self._queue = completer()
-        return self._queue
+        works = self.__dict__.get("_queue")
+        if works is None:
+            made = queue.SimpleQueue()
+            works = self.__dict__.setdefault("_queue", made)  # one of several threads that come here, and also of destructors, starts it
+            if works is made:
+                completer(works)
+        return works
 
     # ---- running ----
 
@@ -260,10 +297,15 @@ class ProcessGroup(dist.ProcessGroup):
     def _start(self, function, arguments, call, result, kept, finish=None, alone=False):
         handle = ctypes.c_void_p()
         call.work = ctypes.addressof(handle)
-        status = _interrupt.call(self._world._handle, function, self._handle, *arguments, ctypes.byref(call))
-        if status:
-            raise_error(status)
-        return Work(self, handle.value, result, kept, finish, alone)
+        try:
+            status = _interrupt.call(self._world._handle, function, self._handle, *arguments, ctypes.byref(call))
+            if status:
+                raise_error(status)
+            return Work(self, handle.value, result, kept, finish, alone)
+        except BaseException:  # an interrupt, after it has started: the buffers stay until it has ended
+            if handle.value is not None:
+                _drop(os.getpid(), handle.value, (kept, result))
+            raise
 
     def _several(self, calls, options, result, kept, finishes):
         """Collectives as one operation."""
@@ -289,7 +331,7 @@ class ProcessGroup(dist.ProcessGroup):
             for each in finishes:
                 if each is not None:
                     each()
-        return self._run(end, (), options, result, kept, finish)
+        return self._run(end, (), options, result, kept, finish if any(finishes) else None)
 
     # ---- collectives ----
 
@@ -323,7 +365,7 @@ class ProcessGroup(dist.ProcessGroup):
                          finish)
 
     def allgather(self, output_tensors, input_tensors, opts=c10d.AllgatherOptions()):
-        outputs, source = _one(output_tensors, "all_gather"), _one(input_tensors, "all_gather").contiguous()
+        outputs, source = _one(output_tensors, "all_gather"), _dense(_one(input_tensors, "all_gather"))
         if len(outputs) != self._size:
             raise ValueError(f"tutti: all_gather wants {self._size} tensors to gather into, and was given {len(outputs)}")
         number = _alike([source, *outputs], "all_gather")
@@ -340,7 +382,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run(*call, opts, output_tensors, (source, flat, sizes), _copies(flat, outputs))
 
     def _gather_call(self, output, tensor):
-        source = tensor.contiguous()
+        source = _dense(tensor)
         number = _alike([source, output], "all_gather")
         target, finish = _writable(output)
         if target.numel() != source.numel() * self._size:
@@ -371,7 +413,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._several(calls, opts, output_lists, (flats, kept), finishes)
 
     def _scatter_call(self, output, tensor, reduction):
-        source = tensor.contiguous()
+        source = _dense(tensor)
         number = _alike([source, output], "reduce_scatter")
         target, finish = _writable(output)
         if source.numel() != target.numel() * self._size:
@@ -408,7 +450,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run(*call, opts, output_tensors, (flat, target, sizes), finish)
 
     def gather(self, output_tensors, input_tensors, opts=c10d.GatherOptions()):
-        source = _one(input_tensors, "gather").contiguous()
+        source = _dense(_one(input_tensors, "gather"))
         if self.rank() != opts.rootRank:
             return self._run(lib.tutti_gather, (source.data_ptr(), None, source.numel(), _number(source, "gather"), opts.rootRank), opts, output_tensors, source)
         outputs = _one(output_tensors, "gather")
@@ -447,7 +489,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._exchange(source, [tensor.numel() for tensor in input_tensors], flat, received, opts, output_tensors, None, _copies(flat, output_tensors))
 
     def all_to_all_single(self, output, input, output_split_sizes, input_split_sizes, opts=c10d.AllToAllOptions()):
-        source = input.contiguous()
+        source = _dense(input)
         target, finish = _writable(output)
 
         def splits(tensor, sizes, what):
@@ -475,7 +517,7 @@ class ProcessGroup(dist.ProcessGroup):
     # ---- from one to another ----
 
     def send(self, tensors, dstRank, tag=0):
-        source = _one(tensors, "send").contiguous()
+        source = _dense(_one(tensors, "send"))
         return self._start(lib.tutti_send, (source.data_ptr(), source.numel(), _number(source, "send"), dstRank, tag), _Call(), tensors, source, alone=True)
 
     def recv(self, tensors, srcRank, tag=0):

@@ -12,6 +12,7 @@
 Importing it also gives torch.ops.symm_mem.* (one_shot_all_reduce, fused_all_gather_matmul ...) kernels for the CPU, and defines torch.ops.tutti.* for those of
 them that can be differentiated.
 """
+import copy
 import ctypes
 import os
 import weakref
@@ -111,6 +112,12 @@ class SymmetricMemory:
         self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_peers_release, peers)
         self._release.atexit = False
 
+    def _at(self, offset):
+        """The same blocks, for a tensor that lies elsewhere in them."""
+        other = copy.copy(self)
+        other.offset, other._first = offset, self  # which releases them
+        return other
+
     buffer_ptrs = property(lambda self: [lib.tutti_peers_buffer(self._peers, rank) for rank in range(self.world_size)])
     signal_pad_ptrs = property(lambda self: [lib.tutti_peers_signal_pad(self._peers, rank) for rank in range(self.world_size)])
     multicast_ptr = 0  # there is no switch between processors
@@ -166,9 +173,10 @@ def rendezvous(tensor, group):
     group, block = _resolve(group), _block_of(tensor)
     if block is None:
         raise ValueError("tutti: the tensor does not lie in symmetric memory; symm_mem.empty makes one that does")
+    offset = tensor.storage_offset() * tensor.element_size()
     for handle in block.rendezvoused:
         if handle._group is group:
-            return handle
+            return handle if handle.offset == offset else handle._at(offset)
     peers = ctypes.c_void_p()
     _checked(group, lib.tutti_memory_rendezvous, block.handle, group._handle, ctypes.byref(peers))
     handle = SymmetricMemory(group, tensor, peers.value)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Works as PyTorch knows them, and their futures."""
 import ctypes
+import functools
 import os
-import queue
+import sys
 import threading
+import time
+import traceback
 
 import torch
 import torch.distributed as dist
@@ -14,12 +17,34 @@ from ..errors import error_of
 from ..world import _drop
 
 
-def raise_error(status):
+def failure(status):
     """The failure of a call that this thread has just made, as PyTorch's users know it. status and ranks are the library's."""
     cause = error_of(status)
     error = dist.DistBackendError(str(cause))
     error.status, error.ranks = cause.status, cause.ranks
-    raise error from cause
+    error.__cause__ = cause
+    return error
+
+
+def raise_error(status):
+    raise failure(status)
+
+
+def _finished(handle):
+    finished = ctypes.c_bool()
+    return not lib.tutti_work_test(handle, ctypes.byref(finished)) and finished.value
+
+
+def _outcome(handle, status):
+    """What a wait has found: whether the operation is over, and its failure or None. A deadline of the wait alone, and an interruption, which ends all waits of
+    the world, leave the operation running, and the library writes into its buffers."""
+    if not status:
+        return True, None
+    error = failure(status)
+    if not _finished(handle):
+        return error.status not in ("TIMEOUT", "INTERRUPTED"), error
+    status = lib.tutti_work_wait(handle, 0)  # how it has ended, and not how the wait has
+    return True, failure(status) if status else None
 
 
 class Work(dist.Work):
@@ -28,36 +53,35 @@ class Work(dist.Work):
     def __init__(self, group, handle, result, kept, finish=None, alone=False):
         super().__init__()
         self._group, self._handle, self._result, self._kept, self._finish, self._alone = group, handle, result, kept, finish, alone
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._over, self._error, self._future, self._received = False, None, None, None
 
     def __del__(self):
-        if self._handle is not None:
-            _drop(os.getpid(), self._handle, self._kept)  # never waits
+        if self._finish is not None and self._process == os.getpid() and not sys.is_finalizing():
+            _later(self, functools.partial(_end_dropped, self._handle, self._kept, self._finish))  # results belong somewhere, also when nobody waits
+        else:
+            _drop(self._process, self._handle, self._kept)  # never waits
 
-    def _settle(self, status):
+    def _settle(self, error):
         """The operation has ended. The first who notices it does what is left to do."""
         with self._lock:
             if self._over:
                 return
-            if status:
+            if error is None and self._finish is not None:
                 try:
-                    raise_error(status)
-                except dist.DistBackendError as error:
-                    self._error = error
-            elif self._finish is not None:
-                self._finish()
-            self._over, self._finish, self._kept = True, None, None
+                    self._finish()
+                except Exception as cause:
+                    error = cause
+            if error is None:
+                self._kept = None
+            self._error, self._over, self._finish = error, True, None
 
     def _wait(self, nanoseconds, function):
         if not self._over:
-            status = function(self._handle, nanoseconds)
-            if status and nanoseconds:  # whose time is over: this wait's, or the operation's?
-                finished = ctypes.c_bool()
-                if not lib.tutti_work_test(self._handle, ctypes.byref(finished)) and not finished.value:
-                    lib.tutti_work_wait(self._handle, 1)  # the message again
-                    raise_error(status)
-            self._settle(status)
+            over, error = _outcome(self._handle, function(self._handle, nanoseconds))
+            if not over:
+                raise error
+            self._settle(error)
         if self._error is not None:
             raise self._error
 
@@ -71,12 +95,9 @@ class Work(dist.Work):
         self.wait()
 
     def is_completed(self):
-        if not self._over:
-            finished = ctypes.c_bool()
-            if lib.tutti_work_test(self._handle, ctypes.byref(finished)) or not finished.value:
-                return False
-            self._settle(lib.tutti_work_wait(self._handle, 0))
-        return True
+        if not self._over and _finished(self._handle):
+            self._settle(_outcome(self._handle, lib.tutti_work_wait(self._handle, 0))[1])
+        return self._over
 
     def is_success(self):
         return self.is_completed() and self._error is None
@@ -107,29 +128,51 @@ class Work(dist.Work):
             self._future = raw.then(value)  # an exception that is set directly is Python's alone
             if self._over:
                 raw.set_result(None)
-            elif self._alone:
-                threading.Thread(target=_complete, args=(self, raw), name="tutti message", daemon=True).start()
             else:
-                self._group._completer().put((self, raw))
+                _later(self, functools.partial(_complete, self, raw))
         return self._future
 
 
+def _later(work, function):
+    """Runs what waits for a work on the thread of its group, whose works end in that order. Messages end in any order, and those of a group that was destroyed
+    have no such thread."""
+    if work._alone or work._group._handle is None:
+        threading.Thread(target=function, name="tutti message", daemon=True).start()
+    else:
+        work._group._completer().put(function)
+
+
 def _complete(work, raw):
+    while not work._over:
+        try:
+            work._wait(0, lib.tutti_work_wait)
+        except Exception:
+            if not work._over:  # Ctrl-C has ended the wait of the main thread, and with it all waits of this world
+                time.sleep(0.01)
+    raw.set_result(None)  # which calls what was given to then(), whose errors are its future's
+
+
+def _end_dropped(handle, kept, finish):
+    over = False
+    while not over:
+        over, error = _outcome(handle, lib.tutti_work_wait(handle, 0))
+        if not over:
+            time.sleep(0.01)
     try:
-        work._wait(0, lib.tutti_work_wait)
-    except dist.DistBackendError:
-        pass  # the future raises it
-    raw.set_result(None)
+        if error is None:
+            finish()
+    finally:
+        _drop(os.getpid(), handle, kept)
 
 
-def completer():
-    """A queue, and a thread that completes the futures of the works in it, which end in that order."""
-    works = queue.SimpleQueue()
-
+def completer(works):
+    """A thread that runs, one after the other, what waits for the works of a group; None ends it."""
     def complete():
-        while (entry := works.get()) is not None:
-            _complete(*entry)
-            del entry
+        while (function := works.get()) is not None:
+            try:
+                function()
+            except Exception:
+                traceback.print_exc()
+            del function
 
     threading.Thread(target=complete, name="tutti futures", daemon=True).start()
-    return works
