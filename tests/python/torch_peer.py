@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 import warnings
 
@@ -49,6 +50,16 @@ def raises(kind, function, *arguments, **named):
     except kind as error:
         return error
     raise AssertionError(f"{kind.__name__} was not raised")
+
+
+def within(condition, seconds=60):
+    """Whether it comes true: threads end when they get to it."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def same(left, right):
@@ -261,6 +272,12 @@ def groups(rank, size, gloo):
             dist.all_reduce(tensor, group=group)
             assert tensor[0] == len(set(ranks)) and dist.get_group_rank(group, rank) == sorted(ranks).index(rank)
             dist.destroy_process_group(group)
+    before = len(os.listdir("/proc/self/task"))
+    for _ in range(20):  # what is destroyed leaves nothing behind
+        group = dist.new_group(list(range(size)))
+        dist.all_reduce(torch.ones(1), group=group, async_op=True).get_future().wait()
+        dist.destroy_process_group(group)
+    assert within(lambda: len(os.listdir("/proc/self/task")) < before + 10), os.listdir("/proc/self/task")
     mine, _ = dist.new_subgroups(1)
     tensor = torch.ones(1)
     dist.all_reduce(tensor, group=mine)

@@ -175,6 +175,12 @@ def _seconds(timeout):
     return seconds if seconds > 0 else None
 
 
+def _end_group(handle):
+    """Takes it out of its world, which would keep it and its thread, and gives it back."""
+    lib.tutti_group_destroy(handle)  # of a world that was closed: nothing is left to do
+    lib.tutti_group_release(handle)
+
+
 class ProcessGroup(dist.ProcessGroup):
     """A group of ranks. PyTorch makes it (init_process_group, new_group) and calls it."""
     supports_splitting = supports_coalescing = supports_tensor_alloc = False
@@ -200,7 +206,7 @@ class ProcessGroup(dist.ProcessGroup):
             if status:
                 raise_error(status)
             self._handle = handle.value
-            self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_group_release, self._handle)
+            self._release = weakref.finalize(self, _release_here, os.getpid(), _end_group, self._handle)
             self._release.atexit = False
         self._size, self._workspace = options.group_size, None  # the latter is symm_mem's
         self._plain = _Call()
