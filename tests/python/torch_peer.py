@@ -308,6 +308,7 @@ def functional(rank, size, gloo):
     same(funcol.wait_tensor(pair[1]), whole)
     parts = funcol.all_gather_into_tensor_coalesced([x, y], dist.group.WORLD)
     same(funcol.wait_tensor(parts[0]), funcol.wait_tensor(funcol.all_gather_tensor(x, 0, gloo)))
+    assert funcol.all_gather_into_tensor_coalesced([], dist.group.WORLD) == []
     parts = funcol.reduce_scatter_tensor_coalesced([y, y * 2], "sum", [0, 0], dist.group.WORLD)
     same(funcol.wait_tensor(parts[1]), 2 * scattered)
 

@@ -150,7 +150,8 @@ def _writable(tensor):
     if target is tensor:
         return tensor, None
     if any(stride == 0 and length > 1 for stride, length in zip(tensor.stride(), tensor.shape)):
-        raise ValueError("tutti: elements of the tensor share their memory (expand does that), so that no result can be written into it; .clone() makes one that is whole")
+        raise ValueError("tutti: elements of the tensor share their memory (expand does that), so that no result can be written into it; "
+                         ".clone() makes one that is whole")
     return target, _back(target, tensor)
 
 
@@ -401,8 +402,8 @@ class ProcessGroup(dist.ProcessGroup):
         return self._run(*call, opts, output, kept, finish)
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=c10d.AllgatherOptions()):
-        calls, kept, finishes = zip(*[self._gather_call(*pair) for pair in zip(outputs, inputs)])
-        return self._several(calls, opts, outputs, kept, finishes)
+        parts = [self._gather_call(*pair) for pair in zip(outputs, inputs)]
+        return self._several([call for call, _, _ in parts], opts, outputs, parts, [finish for _, _, finish in parts])
 
     def allgather_coalesced(self, output_lists, input_list, opts=c10d.AllgatherOptions()):
         flats, calls, kept, finishes = [], [], [], []
@@ -433,8 +434,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs, inputs, opts=c10d.ReduceScatterOptions()):
         reduction = _reduction(opts.reduceOp, "reduce_scatter")
-        calls, kept, finishes = zip(*[self._scatter_call(*pair, reduction) for pair in zip(outputs, inputs)])
-        return self._several(calls, opts, outputs, kept, finishes)
+        parts = [self._scatter_call(*pair, reduction) for pair in zip(outputs, inputs)]
+        return self._several([call for call, _, _ in parts], opts, outputs, parts, [finish for _, _, finish in parts])
 
     def reduce_scatter(self, output_tensors, input_tensors, opts=c10d.ReduceScatterOptions()):
         output, inputs = _one(output_tensors, "reduce_scatter"), _one(input_tensors, "reduce_scatter")
