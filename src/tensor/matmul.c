@@ -54,13 +54,13 @@ static tutti_status multiply_there(tu_device *device, const tu_device_product *p
                                    tiles, 256, &flat);
 }
 
-/* Rows of narrow floats whose distance is no multiple of 16 bytes make products several times slower. Where the product
- * is so large that a copy costs little beside it, it works on copies with such a distance. */
+/* Operands of narrow floats whose rows are no multiple of 16 bytes apart make products slower. Where the product is so
+ * large that a copy costs little beside it, it reads copies with such a distance. Results stay where they are: a copy
+ * of them was measured, and cost more than it gave. */
 #define PITCH 8         /* elements of two bytes */
 #define WORTH_PITCH 512 /* rows, columns and depth from which on it pays */
 typedef struct pitched {
     tu_device_block block;
-    tu_device_matrix matrix;
     int64_t rows, width; /* as they lie: rows of the memory */
 } pitched;
 
@@ -69,19 +69,13 @@ static bool wants_pitch(const tu_device_product *product) {
            product->rows >= WORTH_PITCH && product->columns >= WORTH_PITCH && product->depth >= WORTH_PITCH;
 }
 
-static tutti_status copy_pitch(tu_device *device, const pitched *lies, const void *from, int64_t from_row,
-                               const void *to, int64_t to_row) {
-    tu_launch_pitch flat = { tu_place_of(from), tu_place_of(to), lies->rows, lies->width, from_row, to_row };
-    return tu_device_launch_blocks(device, "kernel_pitch", lies->rows < 65535 ? lies->rows : 65535, TU_DEVICE_THREADS,
-                                   &flat);
-}
-
-/* Memory with the better distance in place of the matrix's; without memory the matrix stays as it is. */
-static tutti_status take_pitch(tu_device *device, tu_device_matrix *matrix, int64_t rows, int64_t columns, bool is_read,
+/* A copy with the better distance in place of the matrix; without memory for that it stays as it is. */
+static tutti_status take_pitch(tu_device *device, tu_device_matrix *matrix, int64_t rows, int64_t columns,
                                pitched *taken) {
     bool turned = matrix->column != 1;
     int64_t distance = turned ? matrix->column : matrix->row;
-    *taken = (pitched){ .matrix = *matrix, .rows = turned ? columns : rows, .width = turned ? rows : columns };
+    const void *from = matrix->data;
+    *taken = (pitched){ .rows = turned ? columns : rows, .width = turned ? rows : columns };
     if (distance % PITCH == 0 || (turned && matrix->row != 1) || distance < taken->width)
         return TUTTI_OK;
     int64_t better = (taken->width + PITCH - 1) / PITCH * PITCH;
@@ -89,23 +83,21 @@ static tutti_status take_pitch(tu_device *device, tu_device_matrix *matrix, int6
                                 (size_t)(taken->rows * better) * 2, &taken->block) != TUTTI_OK)
         return TUTTI_OK;
     *matrix = (tu_device_matrix){ taken->block.data, turned ? 1 : better, turned ? better : 1, 0 };
-    return is_read ? copy_pitch(device, taken, taken->matrix.data, distance, taken->block.data, better) : TUTTI_OK;
+    tu_launch_pitch flat = { tu_place_of(from), tu_place_of(taken->block.data),
+                             taken->rows,       taken->width,
+                             distance,          better };
+    return tu_device_launch_blocks(device, "kernel_pitch", taken->rows < 65535 ? taken->rows : 65535, TU_DEVICE_THREADS,
+                                   &flat);
 }
 
 static tutti_status multiply_pitched(tu_device *device, tu_device_product product) {
-    pitched taken[3] = { 0 };
-    bool writes_narrow = product.result == product.dtype;
-    tutti_status status = take_pitch(device, &product.left, product.rows, product.depth, true, &taken[0]);
+    pitched taken[2] = { 0 };
+    tutti_status status = take_pitch(device, &product.left, product.rows, product.depth, &taken[0]);
     if (status == TUTTI_OK)
-        status = take_pitch(device, &product.right, product.depth, product.columns, true, &taken[1]);
-    if (status == TUTTI_OK && writes_narrow)
-        status = take_pitch(device, &product.out, product.rows, product.columns, false, &taken[2]);
+        status = take_pitch(device, &product.right, product.depth, product.columns, &taken[1]);
     if (status == TUTTI_OK)
         status = multiply_there(device, &product);
-    if (status == TUTTI_OK && taken[2].block.handle != NULL)
-        status =
-            copy_pitch(device, &taken[2], product.out.data, product.out.row, taken[2].matrix.data, taken[2].matrix.row);
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 2; i++)
         if (taken[i].block.handle != NULL)
             device->table->release(device->state, device->index, &taken[i].block);
     return status;

@@ -270,78 +270,58 @@ template <class Type> HERE void norm_backward(const tu_launch_rows &args, Type *
 }
 
 /* The gradients of weight and bias. A block has 32 columns: all its threads bring rows of them, a part at a time, and
- * one thread for each column adds these in order, while the next part is on its way into the other half of the memory
- * that they share. */
+ * one thread for each column adds these in order. */
 #define COLUMNS 32
-template <class Type> struct column_parts {
-    enum {
-        ROWS = 256 / sizeof(Type),
-        STEP = THREADS_OF_ROWS / COLUMNS,
-        EACH = ROWS / STEP
-    };
-    Type grads[2][ROWS][COLUMNS], scaled[2][ROWS][COLUMNS], weight[COLUMNS], bias[COLUMNS];
-};
-
-/* A part's rows of one thread. What lies outside is 0. */
-template <class Type> struct column_share { Type grad[column_parts<Type>::EACH], value[column_parts<Type>::EACH]; };
-template <class Type> HERE column_share<Type> bring(const tu_launch_rows &args, int64_t begin, int self) {
+#define COLUMN_PART 64
+template <class Type>
+HERE void norm_columns(const tu_launch_rows &args, Type (*grads)[COLUMNS], Type (*scaled)[COLUMNS], Type *weight,
+                       Type *bias) {
     const Type *means = (const Type *)(uintptr_t)args.mean, *scales = (const Type *)(uintptr_t)args.scale;
-    column_share<Type> share;
-    UNROLL
-    for (int k = 0; k < column_parts<Type>::EACH; k++) {
-        int64_t row = begin + self / COLUMNS + k * column_parts<Type>::STEP, i = BLOCK * COLUMNS + self % COLUMNS;
-        bool there = row < args.count && i < args.size;
-        share.grad[k] = there ? ROW_OF(other)[i] : (Type)0;
-        share.value[k] = there ? (ROW_OF(x)[i] - means[row]) * scales[row] : (Type)0;
-    }
-    return share;
-}
-template <class Type> HERE void put(column_parts<Type> &parts, int half, const column_share<Type> &share, int self) {
-    UNROLL
-    for (int k = 0; k < column_parts<Type>::EACH; k++) {
-        parts.grads[half][self / COLUMNS + k * column_parts<Type>::STEP][self % COLUMNS] = share.grad[k];
-        parts.scaled[half][self / COLUMNS + k * column_parts<Type>::STEP][self % COLUMNS] = share.value[k];
-    }
-}
-template <class Type> HERE void add_part(column_parts<Type> &parts, int half, int64_t rows, int column) {
-    Type of_weight = parts.weight[column], of_bias = parts.bias[column];
-    if (rows >= column_parts<Type>::ROWS) {
-        UNROLL
-        for (int k = 0; k < column_parts<Type>::ROWS; k++) {
-            of_weight = math<Type>::fma(parts.grads[half][k][column], parts.scaled[half][k][column], of_weight);
-            of_bias += parts.grads[half][k][column];
-        }
-    } else {
-        for (int k = 0; k < rows; k++) {
-            of_weight = math<Type>::fma(parts.grads[half][k][column], parts.scaled[half][k][column], of_weight);
-            of_bias += parts.grads[half][k][column];
-        }
-    }
-    parts.weight[column] = of_weight;
-    parts.bias[column] = of_bias;
-}
-
-template <class Type> HERE void norm_columns(const tu_launch_rows &args, column_parts<Type> &parts) {
+    int64_t first = BLOCK * COLUMNS;
     EACH_THREAD(self) {
         if (self < COLUMNS)
-            parts.weight[self] = parts.bias[self] = 0;
-        put(parts, 0, bring<Type>(args, 0, self), self);
+            weight[self] = bias[self] = 0;
     }
-    int half = 0;
-    for (int64_t begin = 0; begin < args.count; begin += column_parts<Type>::ROWS, half = 1 - half) {
+    for (int64_t begin = 0; begin < args.count; begin += COLUMN_PART) {
+        int rows = (int)(args.count - begin < COLUMN_PART ? args.count - begin : COLUMN_PART);
         SYNC();
         EACH_THREAD(self) {
-            column_share<Type> next = bring<Type>(args, begin + column_parts<Type>::ROWS, self);
-            if (self < COLUMNS)
-                add_part(parts, half, args.count - begin, self);
-            put(parts, 1 - half, next, self);
+            enum {
+                STEP = THREADS_OF_ROWS / COLUMNS,
+                EACH = COLUMN_PART / STEP
+            };
+            int column = self % COLUMNS;
+            Type grad[EACH], value[EACH]; /* all are on their way before the first is needed */
+            UNROLL
+            for (int k = 0; k < EACH; k++) {
+                int64_t row = begin + self / COLUMNS + k * STEP, i = first + column;
+                bool there = row < args.count && i < args.size;
+                grad[k] = there ? ROW_OF(other)[i] : (Type)0;
+                value[k] = there ? (ROW_OF(x)[i] - means[row]) * scales[row] : (Type)0;
+            }
+            UNROLL
+            for (int k = 0; k < EACH; k++) {
+                grads[self / COLUMNS + k * STEP][column] = grad[k];
+                scaled[self / COLUMNS + k * STEP][column] = value[k];
+            }
+        }
+        SYNC();
+        EACH_THREAD(self) {
+            if (self < COLUMNS) {
+                Type of_weight = weight[self], of_bias = bias[self];
+                for (int k = 0; k < rows; k++) {
+                    of_weight = math<Type>::fma(grads[k][self], scaled[k][self], of_weight);
+                    of_bias += grads[k][self];
+                }
+                weight[self] = of_weight;
+                bias[self] = of_bias;
+            }
         }
     }
     EACH_THREAD(self) {
-        int64_t i = BLOCK * COLUMNS + self;
-        if (self < COLUMNS && i < args.size) {
-            ((Type *)(uintptr_t)args.of_weight)[i] = parts.weight[self];
-            ((Type *)(uintptr_t)args.of_bias)[i] = parts.bias[self];
+        if (self < COLUMNS && first + self < args.size) {
+            ((Type *)(uintptr_t)args.of_weight)[first + self] = weight[self];
+            ((Type *)(uintptr_t)args.of_bias)[first + self] = bias[self];
         }
     }
 }
@@ -494,10 +474,11 @@ ROW_KERNELS(entropy)
         name<double>(args);              \
     }
 PLAIN_KERNELS(entropy_backward)
-#define COLUMN_KERNEL(suffix, type)                 \
-    KERNEL(norm_columns_##suffix, tu_launch_rows) { \
-        SHARED column_parts<type> parts;            \
-        norm_columns<type>(args, parts);            \
+#define COLUMN_KERNEL(suffix, type)                                            \
+    KERNEL(norm_columns_##suffix, tu_launch_rows) {                            \
+        SHARED type grads[COLUMN_PART][COLUMNS], scaled[COLUMN_PART][COLUMNS]; \
+        SHARED type weight[COLUMNS], bias[COLUMNS];                            \
+        norm_columns<type>(args, grads, scaled, weight, bias);                 \
     }
 COLUMN_KERNEL(f32, float)
 COLUMN_KERNEL(f64, double)
