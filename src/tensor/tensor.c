@@ -45,6 +45,12 @@ static void bury_name(tt_tensor *x) {
     x->name = (char *)x->strides;
 }
 
+/* Elements of a shape that was checked: where a size is 0 the others may be beyond all measure, and must not overflow.
+ */
+static int64_t times(int64_t numel, int64_t size) {
+    return (int64_t)((uint64_t)numel * (uint64_t)size);
+}
+
 static void set_shape(tt_tensor *x, const tu_shape *shape) {
     x->dtype = (uint8_t)shape->dtype;
     x->device = (uint16_t)shape->device;
@@ -54,7 +60,7 @@ static void set_shape(tt_tensor *x, const tu_shape *shape) {
     bool contiguous = true;
     for (int i = shape->ndim - 1; i >= 0; i--) {
         contiguous = contiguous && (shape->strides[i] == numel || shape->sizes[i] == 1);
-        numel *= shape->sizes[i];
+        numel = times(numel, shape->sizes[i]);
         x->sizes[i] = shape->sizes[i];
         x->strides[i] = shape->strides[i];
     }
@@ -234,7 +240,7 @@ tu_shape tu_shape_of(const tt_tensor *x) {
 int64_t tu_shape_numel(const tu_shape *shape) {
     int64_t numel = 1;
     for (int i = 0; i < shape->ndim; i++)
-        numel *= shape->sizes[i];
+        numel = times(numel, shape->sizes[i]);
     return numel;
 }
 
