@@ -45,12 +45,6 @@ static void bury_name(tt_tensor *x) {
     x->name = (char *)x->strides;
 }
 
-/* Elements of a shape that was checked: where a size is 0 the others may be beyond all measure, and must not overflow.
- */
-static int64_t times(int64_t numel, int64_t size) {
-    return (int64_t)((uint64_t)numel * (uint64_t)size);
-}
-
 static void set_shape(tt_tensor *x, const tu_shape *shape) {
     x->dtype = (uint8_t)shape->dtype;
     x->device = (uint16_t)shape->device;
@@ -60,7 +54,7 @@ static void set_shape(tt_tensor *x, const tu_shape *shape) {
     bool contiguous = true;
     for (int i = shape->ndim - 1; i >= 0; i--) {
         contiguous = contiguous && (shape->strides[i] == numel || shape->sizes[i] == 1);
-        numel = times(numel, shape->sizes[i]);
+        numel *= shape->sizes[i];
         x->sizes[i] = shape->sizes[i];
         x->strides[i] = shape->strides[i];
     }
@@ -240,7 +234,7 @@ tu_shape tu_shape_of(const tt_tensor *x) {
 int64_t tu_shape_numel(const tu_shape *shape) {
     int64_t numel = 1;
     for (int i = 0; i < shape->ndim; i++)
-        numel = times(numel, shape->sizes[i]);
+        numel *= shape->sizes[i];
     return numel;
 }
 
@@ -255,7 +249,7 @@ tutti_status tu_shape_contiguous(const char *who, tu_shape *shape) {
         else
             overflow = __builtin_mul_overflow(numel, shape->sizes[i], &numel) || overflow;
     }
-    if (!empty && (overflow || numel > PTRDIFF_MAX / 16))
+    if (overflow || (!empty && numel > PTRDIFF_MAX / 16)) /* an empty one has strides too */
         return tu_error(TUTTI_ERROR_RANGE, "%s: a tensor of shape %s is too large to address", who,
                         tu_dims_text(shape->ndim, shape->sizes));
     return TUTTI_OK;

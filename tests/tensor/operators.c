@@ -371,7 +371,8 @@ TEST(sizes_that_overflow_are_refused) {
     FAILS(tt_as_strided(x, tt_shape(3), tt_shape((int64_t)1 << 61), 0), TUTTI_ERROR_RANGE, "beyond the storage");
     FAILS(tt_as_strided(x, tt_shape(3, 3), tt_shape(INT64_MAX / 2, INT64_MAX / 2), 0), TUTTI_ERROR_RANGE, "beyond");
     FAILS(tt_expand(x, tt_shape(huge, huge)), TUTTI_ERROR_RANGE, "more elements than can be counted");
-    CHECK_EQ(tt_numel(tt_zeros(tt_shape(0, huge, huge), TUTTI_F32, NULL)), 0);
+    FAILS(tt_zeros(tt_shape(0, huge, huge), TUTTI_F32, NULL), TUTTI_ERROR_RANGE, "too large to address");
+    CHECK_EQ(tt_numel(tt_zeros(tt_shape(0, huge), TUTTI_F32, NULL)), 0);
     FAILS(tt_reshape(none, tt_shape(-1, 0)), TUTTI_ERROR_ARGUMENT, "can be anything");
     FAILS(tt_cat(tt_tensors_of(0, NULL), 0), TUTTI_ERROR_ARGUMENT, "a list of at least one tensor");
     CHECK_OK(tt_scope_close(&scope));
