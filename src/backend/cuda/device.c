@@ -63,7 +63,7 @@ static int attribute(tu_cuda *cuda, CUdevice device, int which) {
 }
 
 static const char *const kernel_names[] = {
-#define KERNEL(id, name) [TU_CUDA_##id] = name,
+#define KERNEL(id, name) [TU_CUDA_##id] = #name,
 #include "kernels.def"
 #undef KERNEL
 };
