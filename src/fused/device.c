@@ -161,6 +161,18 @@ tutti_status tu_fused_end(tu_fused_run *run, tutti_status status) {
     return status;
 }
 
+tutti_status tu_fused_multiply_scaled(const tu_fused_run *run, const tu_device_product *product,
+                                      const tu_fused_scales *scales) {
+    tu_device_scaled scaled = { .product = *product,
+                                .row_scales = scales->rows,
+                                .column_scales = tu_pointer(scales->columns),
+                                .bias = scales->bias != NULL ? tu_pointer(scales->bias) : NULL,
+                                .whole = scales->whole != NULL ? tu_pointer(scales->whole) : NULL,
+                                .scales_rows = scales->by_rows,
+                                .scales_columns = scales->columns->numel > 1 };
+    return tu_device_multiply_scaled(run->call, run->device, &scaled);
+}
+
 /* This rank cannot go on, and the others' streams will wait for it. */
 static tutti_status checked(tu_fused_run *run, tutti_status status) {
     return status == TUTTI_OK || run->state == NULL ? status : tu_fused_give_up(run->state, run->call->entry->name);

@@ -50,6 +50,15 @@ tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group 
  * status. */
 tutti_status tu_fused_end(tu_fused_run *run, tutti_status status);
 
+/* The scales of a product, f32; bias and whole may be NULL. */
+typedef struct tu_fused_scales {
+    const void *rows; /* of the first row that is multiplied, or the only one */
+    bool by_rows;     /* every row has its own */
+    const tt_tensor *columns, *bias, *whole;
+} tu_fused_scales;
+tutti_status tu_fused_multiply_scaled(const tu_fused_run *run, const tu_device_product *product,
+                                      const tu_fused_scales *scales);
+
 /* Of the workspace on a device; waits for nobody. */
 size_t tu_fused_device_bytes(tutti_group *group);
 

@@ -82,16 +82,14 @@ static tutti_status multiply(const shard_products *job, const right_side *right,
     if (!job->scaled)
         return tu_device_multiply(job->run.call, job->run.device, &product);
     bool by_rows = job->row_scales == NULL || job->row_scales->numel > 1;
-    tu_device_scaled scaled = { .product = product,
-                                .row_scales = job->row_scales == NULL ? tu_fused_part_of(&job->gather, 1, first).data
-                                                                      : (const float *)tu_pointer(job->row_scales) +
-                                                                            (by_rows ? first * job->rows : 0),
-                                .column_scales = tu_pointer(right->column_scales),
-                                .bias = right->bias != NULL ? tu_pointer(right->bias) : NULL,
-                                .whole = right->whole != NULL ? tu_pointer(right->whole) : NULL,
-                                .scales_rows = by_rows,
-                                .scales_columns = right->column_scales->numel > 1 };
-    return tu_device_multiply_scaled(job->run.call, job->run.device, &scaled);
+    tu_fused_scales scales = { .rows = job->row_scales == NULL ? tu_fused_part_of(&job->gather, 1, first).data
+                                                               : (const float *)tu_pointer(job->row_scales) +
+                                                                     (by_rows ? first * job->rows : 0),
+                               .by_rows = by_rows,
+                               .columns = right->column_scales,
+                               .bias = right->bias,
+                               .whole = right->whole };
+    return tu_fused_multiply_scaled(&job->run, &product, &scales);
 }
 
 /* How many ranks from `first` on, before `end`, have shards at equal distances, in *step elements. Scales of rows have

@@ -48,14 +48,12 @@ static tutti_status produce(const partials *job, int rank, int ranks, int64_t fi
     if (!job->scaled)
         return tu_device_multiply(job->run.call, job->run.device, &product);
     bool by_rows = job->row_scales->numel > 1;
-    tu_device_scaled scaled = { .product = product,
-                                .row_scales = (const float *)tu_pointer(job->row_scales) + (by_rows ? row : 0),
-                                .column_scales = tu_pointer(job->column_scales),
-                                .bias = job->bias != NULL ? tu_pointer(job->bias) : NULL,
-                                .whole = job->whole != NULL ? tu_pointer(job->whole) : NULL,
-                                .scales_rows = by_rows,
-                                .scales_columns = job->column_scales->numel > 1 };
-    return tu_device_multiply_scaled(job->run.call, job->run.device, &scaled);
+    tu_fused_scales scales = { .rows = (const float *)tu_pointer(job->row_scales) + (by_rows ? row : 0),
+                               .by_rows = by_rows,
+                               .columns = job->column_scales,
+                               .bias = job->bias,
+                               .whole = job->whole };
+    return tu_fused_multiply_scaled(&job->run, &product, &scales);
 }
 
 /* For all ranks: in one call, or, where every row has its own scale, one for each. */
