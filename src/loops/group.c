@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "loops/target.h"
 #include "tensor/operators.h"
 #include "tensor/pointwise.h"
 
@@ -44,9 +45,15 @@ typedef struct grouping {
 
 /* ---- what a vertex is ---- */
 
-static bool on_cpu(const tu_value *value) {
-    return value == NULL || (value->shape.device == TUTTI_CPU && !tu_is_complex(value->shape.dtype) &&
-                             tu_shape_numel(&value->shape) > 0);
+/* Elements that a loop may have, all of them on one device that loops are written for: *device, -1 until it is known.
+ */
+static bool can_walk(const tu_value *value, int *device) {
+    if (value == NULL)
+        return true;
+    bool good = (*device < 0 || *device == (int)value->shape.device) && tu_target_number(value->shape.device) >= 0 &&
+                !tu_is_complex(value->shape.dtype) && tu_shape_numel(&value->shape) > 0;
+    *device = (int)value->shape.device;
+    return good;
 }
 
 static bool same_layout(const tu_shape *left, const tu_shape *right) {
@@ -72,13 +79,13 @@ static bool is_plain_copy(const tu_vertex *vertex) {
 }
 
 static kind kind_of(const tu_vertex *vertex) {
-    int split, fold;
+    int split, fold, device = -1;
     bool mean, good = vertex->operand_count > 0 && vertex->operand_count < TU_OPERANDS;
     for (int i = 0; i < vertex->operand_count && good; i++)
-        good =
-            on_cpu(vertex->operands[i].value) && (vertex->operands[i].value != NULL || vertex->operands[i].number != 0);
+        good = can_walk(vertex->operands[i].value, &device) &&
+               (vertex->operands[i].value != NULL || vertex->operands[i].number != 0);
     for (int i = 0; i < vertex->result_count && good; i++)
-        good = on_cpu(vertex->results[i]);
+        good = can_walk(vertex->results[i], &device);
     if (!good || (vertex->in_place ? vertex->operands[0].value == NULL : vertex->result_count != 1))
         return CALLED;
     for (int i = 1; i < vertex->operand_count && vertex->in_place; i++) { /* what is written is read as itself alone */
@@ -403,6 +410,30 @@ tutti_status tu_steps_make(const tt_graph *graph, bool fuse, tu_step_of_program 
         *step_count = 0;
     }
     return now.status;
+}
+
+tutti_status tu_steps_call_members(tu_step_of_program **steps, int *step_count) {
+    size_t count = 1;
+    for (int i = 0; i < *step_count; i++)
+        count += (*steps)[i].nest != NULL ? (size_t)(*steps)[i].nest->member_count + 1 : 1;
+    tu_step_of_program *more = calloc(count, sizeof *more);
+    if (more == NULL)
+        return tu_error_memory("a program", count * sizeof *more);
+    int made = 0;
+    for (int i = 0; i < *step_count; i++) {
+        tu_nest *nest = (*steps)[i].nest;
+        if (nest == NULL || tu_target_of(nest)->runs_without_code || tu_target_of(nest)->has_code(nest)) {
+            more[made++] = (*steps)[i];
+            continue;
+        }
+        for (int k = 0; k < nest->member_count; k++)
+            more[made++] = (tu_step_of_program){ .vertex = nest->members[k] };
+        tu_nest_free(nest);
+    }
+    free(*steps);
+    *steps = more;
+    *step_count = made;
+    return TUTTI_OK;
 }
 
 void tu_steps_free(tu_step_of_program *steps, int step_count) {

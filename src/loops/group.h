@@ -20,6 +20,8 @@ tutti_status tu_steps_make(const tt_graph *graph, bool fuse, tu_step_of_program 
 bool tu_is_pointwise_step(const tu_vertex *vertex);
 /* Makes one step of a product and the loop, or the single operator, behind it that walks its result. */
 tutti_status tu_steps_join_products(const int *uses, tu_step_of_program *steps, int *step_count);
+/* Nests that got no code and cannot run without become calls of their members. */
+tutti_status tu_steps_call_members(tu_step_of_program **steps, int *step_count);
 void tu_steps_free(tu_step_of_program *steps, int step_count);
 
 /* How often each value is used, by number: operands, outputs, effects. The caller frees it; NULL with the error. */

@@ -514,6 +514,8 @@ tutti_status tu_nest_make(const tu_vertex *const *members, int member_count, int
     tu_nest *nest = calloc(1, sizeof *nest);
     if (nest == NULL)
         return tu_error_memory("a loop", sizeof *nest);
+    const tu_vertex *first = members[0];
+    nest->device = (first->in_place ? first->operands[0].value : first->results[0])->shape.device;
     nest->ndim = ndim;
     nest->split = split;
     nest->tiled = tiled;

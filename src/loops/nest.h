@@ -95,6 +95,7 @@ typedef struct tu_action {
 
 typedef struct tu_nest {
     int number;
+    tutti_device device; /* of all its tensors */
     int ndim;
     int64_t sizes[TT_MAX_DIMS];
     int split;    /* dimensions from here on are a row that is reduced; -1: there are no reductions */
@@ -135,7 +136,7 @@ bool tu_nest_fold(const tu_vertex *vertex, int *split, int *fold, bool *mean);
 /* Operators that copy: clone, contiguous, to, copy_. */
 bool tu_nest_copies(const tu_vertex *vertex);
 
-/* Runs it on these tensors, one for each of the nest's. */
+/* Runs it on the CPU on these tensors, one for each of the nest's. */
 tutti_status tu_nest_run(const tu_nest *nest, tt_tensor *const *tensors);
 
 /* A tiled nest as the epilogue of the product that makes this value: it runs on each part of the product when that is

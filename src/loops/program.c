@@ -13,8 +13,8 @@
 
 #include "base/log.h"
 #include "loops/arena.h"
-#include "loops/code.h"
 #include "loops/group.h"
+#include "loops/target.h"
 #include "tensor/operators.h"
 #include "tensor/process.h"
 
@@ -22,7 +22,7 @@ struct tu_program {
     tt_graph *graph; /* held */
     tu_step_of_program *steps;
     int step_count;
-    tu_loop_code code;
+    void *code[TU_TARGETS]; /* each target's own */
     tu_plan plan;
     _Atomic(tu_arena *) spare; /* of the last run that ended: taken and put back with acquire and release */
     bool interpreted;          /* vertex by vertex */
@@ -64,18 +64,28 @@ static void look_open(const tu_program_options *options, const char *ending, loo
     made->to = tu_look_open(made->path);
 }
 
-static tutti_status compile(tu_program *made, const tu_program_options *options) {
+static tutti_status compile_for(tu_program *made, const tu_program_options *options, int number, tu_nest **nests) {
+    const tu_target *target = tu_target_at(number);
     int count = 0;
     look copy;
+    for (int i = 0; i < made->step_count; i++)
+        if (made->steps[i].nest != NULL && tu_target_number(made->steps[i].nest->device) == number)
+            nests[count++] = made->steps[i].nest;
+    if (count == 0)
+        return TUTTI_OK;
+    look_open(options, target->ending, &copy);
+    tutti_status status = target->make(nests, count, copy.to, &made->code[number]);
+    tu_look_close(copy.to, copy.path);
+    return status;
+}
+
+static tutti_status compile(tu_program *made, const tu_program_options *options) {
+    tutti_status status = TUTTI_OK;
     tu_nest **nests = calloc((size_t)made->step_count + 1, sizeof *nests);
     if (nests == NULL)
         return tu_error_memory("a program", (size_t)made->step_count * sizeof *nests);
-    for (int i = 0; i < made->step_count; i++)
-        if (made->steps[i].nest != NULL)
-            nests[count++] = made->steps[i].nest;
-    look_open(options, "c", &copy);
-    tutti_status status = count > 0 ? tu_code_make(&made->code, nests, count, copy.to) : TUTTI_OK;
-    tu_look_close(copy.to, copy.path);
+    for (int number = 0; number < TU_TARGETS && status == TUTTI_OK; number++)
+        status = compile_for(made, options, number, nests);
     free(nests);
     return status;
 }
@@ -99,6 +109,8 @@ static tutti_status make_steps(tu_program *made, const tu_program_options *optio
         tu_steps_make(made->graph, options->mode == TU_PROGRAM_FUSED, &made->steps, &made->step_count);
     if (status == TUTTI_OK && !options->no_compiler)
         status = compile(made, options);
+    if (status == TUTTI_OK)
+        status = tu_steps_call_members(&made->steps, &made->step_count);
     for (int i = 0; i < made->step_count && status == TUTTI_OK; i++)
         if (made->steps[i].nest != NULL)
             status = tu_nest_schedule(made->steps[i].nest);
@@ -131,7 +143,8 @@ void tu_program_release(tu_program *program) {
     if (program == NULL)
         return;
     tu_steps_free(program->steps, program->step_count);
-    tu_code_end(&program->code);
+    for (int i = 0; i < TU_TARGETS; i++)
+        tu_target_at(i)->end(program->code[i]);
     tu_plan_free(&program->plan);
     tu_arena_drop(atomic_load_explicit(&program->spare, memory_order_acquire));
     tt_graph_release(&program->graph);
@@ -148,10 +161,7 @@ tu_program_counts tu_program_count(const tu_program *program) {
         counts.epilogues += nest != NULL && program->steps[i].vertex != NULL;
         counts.loops += nest != NULL;
         counts.fused += nest != NULL ? nest->member_count : 0;
-        bool compiled = false;
-        for (int k = 0; nest != NULL && k < nest->stage_count; k++)
-            compiled = compiled || nest->stages[k].function != NULL;
-        counts.compiled += compiled;
+        counts.compiled += nest != NULL && tu_target_of(nest)->has_code(nest);
     }
     return counts;
 }
@@ -226,7 +236,7 @@ static tutti_status run_nest(tu_graph_run *now, const tu_plan *plan, tu_arena *a
     if (status == TUTTI_OK)
         status = check_ready(nest, tensors, NULL);
     if (status == TUTTI_OK)
-        status = tu_nest_run(nest, tensors);
+        status = tu_target_of(nest)->run(nest, tensors);
     if (status == TUTTI_OK)
         finish_nest(now, nest);
     return status;

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From nests to functions: texts, several files of them for several processors, and the functions in what was built.
+ * The CPU, by C: texts, several files of them for several processors, and the functions in what was built.
  */
-#include "loops/code.h"
-
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,16 +9,24 @@
 #include "base/log.h"
 #include "loops/build.h"
 #include "loops/emit.h"
+#include "loops/target.h"
 #include "tensor/process.h"
 
+#define FILES 8
 #define LINES_OF_FILE 32 /* fewer are not worth another compiler */
+
+/* What is loaded, as dlopen's handles. */
+typedef struct loaded {
+    int file_count;
+    void *handles[FILES];
+} loaded;
 
 /* Which nests are in which file: those with most lines first, each to the file that has least. */
 typedef struct files {
     int count;
-    int of[TU_CODE_FILES], lines[TU_CODE_FILES];
-    tu_nest **nests[TU_CODE_FILES];
-    char *texts[TU_CODE_FILES];
+    int of[FILES], lines[FILES];
+    tu_nest **nests[FILES];
+    char *texts[FILES];
 } files;
 
 static int lines_of(const tu_nest *nest) {
@@ -37,8 +43,8 @@ static tutti_status share_out(files *all, tu_nest *const *nests, int nest_count)
     all->count = 1 + lines / LINES_OF_FILE;
     if (all->count > threads)
         all->count = threads;
-    if (all->count > TU_CODE_FILES)
-        all->count = TU_CODE_FILES;
+    if (all->count > FILES)
+        all->count = FILES;
     for (int i = 0; i < all->count; i++)
         if ((all->nests[i] = calloc((size_t)nest_count, sizeof(tu_nest *))) == NULL)
             return tu_error_memory("the code of loops", (size_t)nest_count * sizeof(tu_nest *));
@@ -70,7 +76,7 @@ static tutti_status write_texts(files *all, const char *lanes, FILE *copy) {
     return TUTTI_OK;
 }
 
-static bool find_functions(const files *all, const tu_loop_code *code, char *reason, size_t reason_size) {
+static bool find_functions(const files *all, const loaded *code, char *reason, size_t reason_size) {
     char name[64];
     for (int i = 0; i < all->count; i++) {
         const char *format = dlsym(code->handles[i], TU_EMIT_MARK);
@@ -102,38 +108,58 @@ static void forget_functions(tu_nest *const *nests, int nest_count) {
             nests[i]->stages[k].function = NULL;
 }
 
-tutti_status tu_code_make(tu_loop_code *code, tu_nest *const *nests, int nest_count, FILE *copy) {
+/* Built and loaded, or from the cache; else a warning says why not. */
+static void load(const files *all, tu_builder *builder, tu_nest *const *nests, int nest_count, loaded *code,
+                 char *reason, size_t reason_size) {
+    if (builder != NULL &&
+        tu_builder_build(builder, (const char *const *)all->texts, all->count, code->handles, reason, reason_size))
+        code->file_count = all->count;
+    if (code->file_count == 0 || !find_functions(all, code, reason, reason_size)) {
+        forget_functions(nests, nest_count);
+        warn(reason);
+    }
+}
+
+static tutti_status make(tu_nest *const *nests, int nest_count, FILE *copy, void **made) {
     files all = { .count = 0 };
     char reason[600] = "";
     tu_builder *builder = NULL;
     tutti_status status = TUTTI_OK;
+    loaded *code = *made = calloc(1, sizeof *code);
+    if (code == NULL)
+        return tu_error_memory("the code of loops", sizeof *code);
     for (int i = 0; i < nest_count && status == TUTTI_OK; i++)
         status = tu_nest_find_stages(nests[i]);
     if (status == TUTTI_OK)
         status = share_out(&all, nests, nest_count);
-    bool good = status == TUTTI_OK && all.count > 0;
-    if (good) {
+    if (status == TUTTI_OK && all.count > 0) {
         bool open = tu_builder_open(tu_instructions_get(), &builder, reason, sizeof reason);
         status = write_texts(&all, open ? tu_builder_lanes(builder) : "lanes.h", copy);
-        good = open && status == TUTTI_OK;
-        if (good &&
-            tu_builder_build(builder, (const char *const *)all.texts, all.count, code->handles, reason, sizeof reason))
-            code->file_count = all.count;
-        if (status == TUTTI_OK && (code->file_count == 0 || !find_functions(&all, code, reason, sizeof reason))) {
-            forget_functions(nests, nest_count);
-            warn(reason);
-        }
+        if (status == TUTTI_OK)
+            load(&all, open ? builder : NULL, nests, nest_count, code, reason, sizeof reason);
     }
     tu_builder_close(builder);
-    for (int i = 0; i < TU_CODE_FILES; i++) {
+    for (int i = 0; i < FILES; i++) {
         free(all.nests[i]);
         free(all.texts[i]);
     }
     return status;
 }
 
-void tu_code_end(tu_loop_code *code) {
-    for (int i = 0; i < code->file_count; i++)
+static void end(void *made) {
+    loaded *code = made;
+    for (int i = 0; code != NULL && i < code->file_count; i++)
         dlclose(code->handles[i]);
-    code->file_count = 0;
+    free(code);
 }
+
+static bool has_code(const tu_nest *nest) {
+    for (int i = 0; i < nest->stage_count; i++)
+        if (nest->stages[i].function != NULL)
+            return true;
+    return false;
+}
+
+const tu_target tu_target_c = {
+    .ending = "c", .runs_without_code = true, .make = make, .end = end, .has_code = has_code, .run = tu_nest_run
+};
