@@ -11,6 +11,7 @@
 
 #include "collective/message.h"
 #include "collective/request.h"
+#include "collective/short.h"
 #include "collective/work.h"
 #include "collective/works.h"
 #include "world/group.h"
@@ -26,9 +27,11 @@ struct tutti_batch {
     int messages;       /* of them: sends and receives that run beside each other */
     tu_task *tasks;     /* `few`, or more */
     int64_t timeout_ns; /* of tutti_batch_end's call */
+    int short_count; /* calls noted as `shorts`; they become tasks when something else comes, so one of the two is 0 */
     /* Of the messages: in `few_requests` and `few_prepared`, or in one piece, made before anything is entered. */
     tu_request *requests, **prepared;
     tu_request few_requests[FEW], *few_prepared[FEW];
+    tu_short shorts[TU_SHORT_MOST];
     tu_task few[FEW];
 };
 
@@ -56,7 +59,7 @@ tutti_status tutti_batch_begin(tutti_group *group, tutti_batch **batch) {
     if (made == NULL)
         return tu_error_memory("a batch", sizeof *made);
     made->state = state;
-    made->count = made->messages = 0;
+    made->count = made->messages = made->short_count = 0;
     made->room = FEW;
     made->tasks = made->few;
     made->timeout_ns = 0;
@@ -99,8 +102,31 @@ static __attribute__((noinline)) tu_task *more_places(tutti_batch *batch) {
     return &more[batch->count];
 }
 
+/* Makes tasks of what was noted as short messages. False: no memory, with an error. */
+static bool unfold(tutti_batch *batch) {
+    while (batch->room < batch->short_count)
+        if (more_places(batch) == NULL)
+            return false;
+    for (; batch->count < batch->short_count; batch->count++)
+        tu_short_task(&batch->shorts[batch->count], batch->state, &batch->tasks[batch->count]);
+    batch->messages = batch->count;
+    batch->short_count = 0;
+    return true;
+}
+
 tu_task *tu_batch_place(tutti_batch *batch) {
+    if (batch->short_count != 0 && !unfold(batch))
+        return NULL;
     return batch->count < batch->room ? &batch->tasks[batch->count] : more_places(batch);
+}
+
+tu_short *tu_batch_short_places(tutti_batch *batch, const tutti_group *group, int count) {
+    bool fit = batch->group == group && batch->count == 0 && batch->short_count + count <= TU_SHORT_MOST;
+    return fit ? &batch->shorts[batch->short_count] : NULL;
+}
+
+void tu_batch_note_short(tutti_batch *batch, int count) {
+    batch->short_count += count;
 }
 
 /* A message that is to run beside the others; in a fake world it is a task like any other. */
@@ -295,21 +321,6 @@ static tutti_status prepare_messages(tutti_batch *batch, int *count) {
     return status;
 }
 
-/* All are awaited, also after a failure: their buffers are the caller's again afterwards. The first error counts. */
-static tutti_status await_messages(tutti_batch *batch, tu_request *const *prepared, int count, tutti_status status) {
-    tutti_error_copy first;
-    if (status != TUTTI_OK)
-        tu_error_save(&first);
-    for (int i = 0; i < count; i++) {
-        tutti_status one = tu_message_await(batch->state, prepared[i]);
-        if (one != TUTTI_OK && status == TUTTI_OK) {
-            status = one;
-            tu_error_save(&first);
-        }
-    }
-    return status == TUTTI_OK ? TUTTI_OK : tu_error_restore(&first);
-}
-
 tutti_status tu_batch_run_in_turn(tutti_batch *batch) {
     int count;
     if (batch->messages == 0)
@@ -320,7 +331,7 @@ tutti_status tu_batch_run_in_turn(tutti_batch *batch) {
         leave_rest(batch, 0, status);
     else if (batch->messages < batch->count)
         status = run_collectives(batch);
-    return await_messages(batch, batch->prepared, count, status);
+    return tu_messages_await(batch->state, batch->prepared, count, status);
 }
 
 static bool needs_turn(const tutti_batch *batch) {
@@ -374,6 +385,15 @@ tutti_status tutti_batch_end(tutti_batch *batch, const tutti_call *call) {
     if (status != TUTTI_OK) {
         tu_batch_free(batch);
         return status;
+    }
+    bool plain = full.timeout_ns == 0 && full.work == NULL;
+    if (batch->short_count != 0 && plain && tu_short_run(batch->state, batch->shorts, batch->short_count, &status)) {
+        tu_batch_free(batch);
+        return status;
+    }
+    if (batch->short_count != 0 && !unfold(batch)) {
+        tu_batch_free(batch);
+        return TUTTI_ERROR_MEMORY;
     }
     batch->timeout_ns = full.timeout_ns;
     for (int i = 0; i < batch->count && full.timeout_ns != 0; i++)

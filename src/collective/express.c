@@ -9,26 +9,9 @@
  * of a virtual machine (Xeon, AVX-512) meet in 97 ns this way and in 122 ns the ordinary way (medians of eleven runs in
  * turns), with 364 instructions less.
  */
-#include "base/bare.h"
-#include "collective/check.h"
-#include "collective/collective.h"
-#include "job/liveness.h"
+#include "collective/express.h"
 
-/* The group as it almost always is: alive, on this host, with nobody departed, no faults to inject and no devices. The
- * reasons are looked for, and told, on the ordinary way. */
-static inline bool usual(const tutti_group *group) {
-    if (group == NULL || group == TUTTI_NON_GROUP_MEMBER || group->size == 1 || !group->local)
-        return false;
-    const tutti_world *world = group->world;
-    if (world->fake || world->faults != NULL || atomic_load_explicit(&world->devices, memory_order_relaxed) != NULL ||
-        !atomic_load_explicit(&world->looked, memory_order_relaxed))
-        return false;
-    if (TUTTI_BARE)
-        return true;
-    return atomic_load_explicit(&world->closed, memory_order_acquire) == 0 && !tu_job_forked(world->job) &&
-           atomic_load_explicit(&group->destroyed, memory_order_relaxed) == 0 && !tu_group_ended(group) &&
-           tu_job_departures(world->job) == atomic_load_explicit(&group->departures, memory_order_relaxed);
-}
+#include "collective/check.h"
 
 /* What the table says for so many bytes is one flat hand-over by shared memory, nothing is queued or open, and
  * everybody is known to be done with the epoch before the last. */
@@ -52,7 +35,7 @@ static inline void number(tu_task *task) {
 
 /* Takes the turn, number and epoch of a call, and notes what runs; NULL: it is not for this lane. */
 static inline tu_collective *board(tu_task *task, tu_operation operation, uint64_t bytes) {
-    if (!usual(task->group))
+    if (!tu_group_usual(task->group))
         return NULL;
     tu_collective *state = tu_collective_find(task->group);
     if (state == NULL || !tu_collective_try_lock(state))

@@ -437,7 +437,7 @@ static bool succeeded(const tu_request *request) {
 }
 
 /* Begins requests that a thread awaits. Most are over at once, and need neither a deadline nor two looks at the time
- * for their record; the others have both before anybody waits. */
+ * for their record; the others have both before anybody waits. What has a ticket is recorded already (short.c). */
 static void begin_awaited(tu_messages *messages, tu_request *const *requests, int count) {
     const tutti_world *world = messages->state->group->world;
     const tu_recorder *recorder = tu_job_recorder(world->job, world->local_rank);
@@ -448,7 +448,7 @@ static void begin_awaited(tu_messages *messages, tu_request *const *requests, in
     for (int i = 0; i < count; i++) {
         tu_task *task = requests[i]->task;
         memcpy(&task->info.executor, task->executor->name, sizeof task->info.executor);
-        requests[i]->past = succeeded(requests[i]);
+        requests[i]->past = task->ticket == 0 && succeeded(requests[i]);
         if (requests[i]->past) {
             tu_record_past(recorder, &task->info, began, ended, task->info.count * task->element);
             continue;
@@ -456,7 +456,8 @@ static void begin_awaited(tu_messages *messages, tu_request *const *requests, in
         if (now == 0)
             now = tu_clock_now();
         task->deadline = tu_deadline_from(now, task->info.timeout_ns);
-        task->ticket = tu_record_begin_at(recorder, &task->info, began);
+        if (task->ticket == 0)
+            task->ticket = tu_record_begin_at(recorder, &task->info, began);
     }
 }
 
@@ -521,11 +522,23 @@ void tu_messages_begin(tu_collective *state, tu_request *const *requests, int co
         begin_awaited(messages, requests, count);
 }
 
-tutti_status tu_message_await(tu_collective *state, tu_request *request) {
-    if (request->past)
-        return outcome(request);
-    tutti_status status = complete(atomic_load_explicit(&state->messages, memory_order_acquire), request);
-    return tu_task_leave(request->task, status);
+static tutti_status await_one(tu_messages *messages, tu_request *request) {
+    return request->past ? outcome(request) : tu_task_leave(request->task, complete(messages, request));
+}
+
+tutti_status tu_messages_await(tu_collective *state, tu_request *const *requests, int count, tutti_status status) {
+    tu_messages *messages = atomic_load_explicit(&state->messages, memory_order_acquire);
+    tutti_error_copy first;
+    if (status != TUTTI_OK)
+        tu_error_save(&first);
+    for (int i = 0; i < count; i++) {
+        tutti_status one = await_one(messages, requests[i]);
+        if (one != TUTTI_OK && status == TUTTI_OK) {
+            status = one;
+            tu_error_save(&first);
+        }
+    }
+    return status == TUTTI_OK ? TUTTI_OK : tu_error_restore(&first);
 }
 
 tutti_status tu_message_start(tutti_work *work) {

@@ -29,11 +29,13 @@ tutti_status tu_message_run(tu_task *task);
 tutti_status tu_message_start(tutti_work *work);
 
 /* Several that the caller awaits together: the messages of the group are opened, then each is prepared, all are begun
- * at once, and each is awaited. Preparing enters the task, which must stay, as must the request. */
+ * at once, and all are awaited. Preparing enters the task, which must stay, as must the request. */
 tutti_status tu_messages_open(tu_collective *state);
 tutti_status tu_message_prepare(tu_task *task, tu_request *request);
 void tu_messages_begin(tu_collective *state, tu_request *const *requests, int count);
-tutti_status tu_message_await(tu_collective *state, tu_request *request);
+/* All are awaited, also after a failure: their buffers are the caller's again afterwards. `status` is how it went so
+ * far; the first error counts. */
+tutti_status tu_messages_await(tu_collective *state, tu_request *const *requests, int count, tutti_status status);
 
 /* Moves on what can be moved on without waiting. */
 void tu_messages_poll(tu_collective *state);

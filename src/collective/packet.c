@@ -21,29 +21,6 @@ void tu_channels_close(tu_channels *channels) {
 
 /* ---- posting ---- */
 
-static uint64_t taken_by(const tu_channels *channels, int peer) {
-    /* Pairs with the release in tu_packet_taken: the packet's place has been read. */
-    return atomic_load_explicit(&tu_channel_of(channels, channels->state->rank, peer)->taken, memory_order_acquire);
-}
-
-static void ring(const tu_collective *state, int peer) {
-    tu_bell_ring(state->sleepers, state->bells[peer]);
-}
-
-tu_packet *tu_packet_next(tu_channels *channels, int peer) {
-    uint64_t sent = channels->sent[peer];
-    if (sent - taken_by(channels, peer) >= TU_PACKETS)
-        return NULL;
-    return &tu_channel_of(channels, channels->state->rank, peer)->packets[sent % TU_PACKETS];
-}
-
-uint64_t tu_packet_post(tu_channels *channels, tu_packet *packet, int peer) {
-    uint64_t number = ++channels->sent[peer];
-    atomic_store_explicit(&packet->number, number, memory_order_release); /* pairs with tu_packet_look */
-    ring(channels->state, peer);
-    return number;
-}
-
 bool tu_packet_post_short(tu_channels *channels, int peer, tu_packet_kind kind, uint64_t message, uint32_t index,
                           uint64_t offset) {
     tu_packet *packet = tu_packet_next(channels, peer);
@@ -55,6 +32,11 @@ bool tu_packet_post_short(tu_channels *channels, int peer, tu_packet_kind kind, 
     packet->offset = offset;
     tu_packet_post(channels, packet, peer);
     return true;
+}
+
+static uint64_t taken_by(const tu_channels *channels, int peer) {
+    /* Pairs with the release in tu_packet_taken: the fragment has been read. */
+    return atomic_load_explicit(&tu_channel_of(channels, channels->state->rank, peer)->taken, memory_order_acquire);
 }
 
 int tu_fragment_find(const tu_channels *channels) {
@@ -87,19 +69,6 @@ bool tu_packet_post_fragment(tu_channels *channels, int peer, uint64_t message, 
 }
 
 /* ---- taking ---- */
-
-const tu_packet *tu_packet_look(const tu_channels *channels, int source) {
-    uint64_t taken = channels->taken[source];
-    const tu_packet *packet = &tu_channel_of(channels, source, channels->state->rank)->packets[taken % TU_PACKETS];
-    /* Pairs with the release in tu_packet_post. */
-    return atomic_load_explicit(&packet->number, memory_order_acquire) == taken + 1 ? packet : NULL;
-}
-
-void tu_packet_taken(tu_channels *channels, int source) {
-    uint64_t taken = ++channels->taken[source];
-    /* Pairs with taken_by, and with tu_channel_empty. */
-    atomic_store_explicit(&tu_channel_of(channels, source, channels->state->rank)->taken, taken, memory_order_release);
-}
 
 bool tu_channel_empty(const tu_channels *channels, int sender, int receiver) {
     const tu_channel *channel = tu_channel_of(channels, sender, receiver);

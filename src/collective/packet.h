@@ -84,8 +84,19 @@ static inline unsigned char *tu_fragment(const tu_channels *channels, int sender
 }
 
 /* Where the next packet to `peer` goes; NULL while the ring is full. tu_packet_post makes it visible. */
-tu_packet *tu_packet_next(tu_channels *channels, int peer);
-uint64_t tu_packet_post(tu_channels *channels, tu_packet *packet, int peer);
+static inline tu_packet *tu_packet_next(const tu_channels *channels, int peer) {
+    uint64_t sent = channels->sent[peer];
+    tu_channel *channel = tu_channel_of(channels, channels->state->rank, peer);
+    /* Pairs with the release in tu_packet_taken: the packet's place has been read. */
+    uint64_t taken = atomic_load_explicit(&channel->taken, memory_order_acquire);
+    return sent - taken < TU_PACKETS ? &channel->packets[sent % TU_PACKETS] : NULL;
+}
+static inline uint64_t tu_packet_post(tu_channels *channels, tu_packet *packet, int peer) {
+    uint64_t number = ++channels->sent[peer];
+    atomic_store_explicit(&packet->number, number, memory_order_release); /* pairs with tu_packet_look */
+    tu_bell_ring(channels->state->sleepers, channels->state->bells[peer]);
+    return number;
+}
 /* A packet without data; false while the ring is full. */
 bool tu_packet_post_short(tu_channels *channels, int peer, tu_packet_kind kind, uint64_t message, uint32_t index,
                           uint64_t offset);
@@ -98,8 +109,17 @@ int tu_fragment_find(const tu_channels *channels);
 void tu_fragment_use(tu_channels *channels, int fragment, int peer, uint64_t packet);
 
 /* The next packet from `source` that was not taken; NULL: none. */
-const tu_packet *tu_packet_look(const tu_channels *channels, int source);
-void tu_packet_taken(tu_channels *channels, int source);
+static inline const tu_packet *tu_packet_look(const tu_channels *channels, int source) {
+    uint64_t taken = channels->taken[source];
+    const tu_packet *packet = &tu_channel_of(channels, source, channels->state->rank)->packets[taken % TU_PACKETS];
+    /* Pairs with the release in tu_packet_post. */
+    return atomic_load_explicit(&packet->number, memory_order_acquire) == taken + 1 ? packet : NULL;
+}
+static inline void tu_packet_taken(tu_channels *channels, int source) {
+    uint64_t taken = ++channels->taken[source];
+    /* Pairs with tu_packet_next, tu_fragment_find, and with tu_channel_empty. */
+    atomic_store_explicit(&tu_channel_of(channels, source, channels->state->rank)->taken, taken, memory_order_release);
+}
 /* Whether everything that `sender` posted to `receiver` has been taken. */
 bool tu_channel_empty(const tu_channels *channels, int sender, int receiver);
 

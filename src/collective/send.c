@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The public calls tutti_send and tutti_recv. How they run: message.c.
+ * The public calls tutti_send and tutti_recv. How they run: short.c, message.c.
  */
 #include "collective/batch.h"
-#include "collective/message.h"
+#include "collective/short.h"
 #include "world/group.h"
 
 /* Elements that lie apart: whole blocks, which do not run into each other, in memory that can be. */
@@ -79,6 +79,9 @@ tutti_status tu_message_submit(const tu_message *message, const tutti_call *call
 
 static tutti_status submit(const tu_message *message, const tutti_call *given) {
     tutti_group *group = message->group;
+    tutti_status done;
+    if (tu_short_submit(message, 1, given, &done))
+        return done;
     if (group == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the group is NULL", tu_operation_name(message->operation));
     if (tu_group_absent(group, tu_operation_name(message->operation)))

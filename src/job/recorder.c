@@ -365,12 +365,10 @@ void tu_record_end(const tu_recorder *recorder, uint64_t ticket, tutti_status st
 /* How many places ahead the lines are fetched, so that a batch of messages does not wait for them. */
 #define AHEAD 4
 
-void tu_record_past(const tu_recorder *recorder, const tu_operation_info *info, uint64_t began, uint64_t ended,
-                    uint64_t bytes) {
-    if (TUTTI_BARE)
-        return;
+static inline __attribute__((always_inline)) void record_past(const tu_recorder *recorder, uint32_t shard,
+                                                              const tu_operation_info *info, uint64_t began,
+                                                              uint64_t ended, uint64_t bytes) {
     uint64_t id;
-    uint32_t shard = shard_of(recorder);
     entry *e = take_place(recorder, &id);
     const entry *ahead = entry_of(recorder, id + AHEAD);
     tu_prefetch_for_write(&ahead->stamp);
@@ -381,6 +379,29 @@ void tu_record_past(const tu_recorder *recorder, const tu_operation_info *info, 
     count(recorder, shard, info->operation, info->algorithm, bytes, ended - began, false);
     put(&e->end_stamp, 2 * id); /* first, so that nobody sees it run */
     put(&e->stamp, 2 * id);
+}
+
+void tu_record_past(const tu_recorder *recorder, const tu_operation_info *info, uint64_t began, uint64_t ended,
+                    uint64_t bytes) {
+    if (!TUTTI_BARE)
+        record_past(recorder, shard_of(recorder), info, began, ended, bytes);
+}
+
+void tu_record_past_messages(const tu_recorder *recorder, const tu_operation_info *common,
+                             const tu_record_message *messages, int messages_count, uint64_t began, uint64_t ended) {
+    if (TUTTI_BARE)
+        return;
+    uint32_t shard = shard_of(recorder);
+    tu_operation_info info = *common;
+    for (const tu_record_message *message = messages; message < messages + messages_count; message++) {
+        info.sequence = message->sequence;
+        info.count = message->count;
+        info.root = message->root;
+        info.tag = message->tag;
+        info.operation = message->operation;
+        info.dtype = message->dtype;
+        record_past(recorder, shard, &info, began, ended, message->bytes);
+    }
 }
 
 /* ---- reading ---- */

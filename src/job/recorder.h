@@ -72,6 +72,15 @@ uint64_t tu_record_begin_at(const tu_recorder *recorder, const tu_operation_info
 void tu_record_past(const tu_recorder *recorder, const tu_operation_info *info, uint64_t began, uint64_t ended,
                     uint64_t bytes);
 
+/* The same for several messages of a group; `common` has what they share. */
+typedef struct tu_record_message {
+    uint64_t sequence, count, bytes;
+    int32_t root, tag;
+    uint8_t operation, dtype;
+} tu_record_message;
+void tu_record_past_messages(const tu_recorder *recorder, const tu_operation_info *common,
+                             const tu_record_message *messages, int count, uint64_t began, uint64_t ended);
+
 typedef struct tu_record_view {
     tu_operation_info info;
     uint64_t id;
