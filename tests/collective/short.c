@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Short messages by their express lane: they give what the ordinary way gives, errors and records included, and
+ * overtake nothing.
+ */
+#include <pthread.h>
+#include <sys/mman.h>
+#include <tutti/collective.h>
+#include <unistd.h>
+
+#include "../harness.h"
+#include "collective/short.h"
+#include "job/recorder.h"
+#include "world/world.h"
+
+/* Options that leave a call as it is, but for the way it goes. */
+static const tutti_call ordinary = { .size = sizeof ordinary, .executor = "shm" };
+
+/* The first messages of a group make what the lane needs. */
+static tutti_group *warm(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), in = rank, out = -1;
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(
+            tutti_send_recv(group, &in, 1, (rank + 1) % size, &out, 1, (rank + size - 1) % size, TUTTI_I32, 0, NULL));
+    CHECK_EQ(out, (rank + size - 1) % size);
+    return group;
+}
+
+TEST_WORLD(short_messages_go_by_the_lane, 2) {
+    tutti_group *group = warm(world);
+    int rank = tutti_group_rank(group), in[20], out[20];
+    tutti_status status;
+    for (int count = 0; count <= 20; count++) {
+        for (int i = 0; i < 20; i++) {
+            in[i] = rank * 100 + i;
+            out[i] = -1;
+        }
+        tu_message both[2] = { { group, TU_OPERATION_SEND, in, NULL, (size_t)count, TUTTI_I32, 1 - rank, 3 },
+                               { group, TU_OPERATION_RECV, NULL, out, (size_t)count, TUTTI_I32, 1 - rank, 3 } };
+        CHECK(tu_short_submit(both, 2, NULL, &status));
+        CHECK_OK(status);
+        for (int i = 0; i < 20; i++)
+            CHECK_EQ(out[i], i < count ? (1 - rank) * 100 + i : -1);
+    }
+    /* What is not for it: too long, from anybody, to oneself or nobody, with an option. */
+    int longer[21] = { 0 };
+    tu_message messages[] = { { group, TU_OPERATION_SEND, longer, NULL, 21, TUTTI_I32, 1 - rank, 3 },
+                              { group, TU_OPERATION_RECV, NULL, longer, 1, TUTTI_I32, TUTTI_ANY_SOURCE, 3 },
+                              { group, TU_OPERATION_RECV, NULL, longer, 1, TUTTI_I32, 1 - rank, TUTTI_ANY_TAG },
+                              { group, TU_OPERATION_SEND, longer, NULL, 1, TUTTI_I32, rank, 3 },
+                              { group, TU_OPERATION_SEND, longer, NULL, 1, TUTTI_I32, TUTTI_NOBODY, 3 } };
+    for (size_t i = 0; i < sizeof messages / sizeof messages[0]; i++)
+        CHECK(!tu_short_submit(&messages[i], 1, NULL, &status));
+    tu_message plain = { group, TU_OPERATION_SEND, longer, NULL, 1, TUTTI_I32, 1 - rank, 3 };
+    CHECK(!tu_short_submit(&plain, 1, &ordinary, &status));
+}
+
+/* ---- errors ---- */
+
+typedef struct trial {
+    const tutti_call *call; /* NULL: by the lane */
+    void (*mistake)(tutti_world *world, const tutti_call *call);
+    struct outcome {
+        tutti_status status;
+        int at_fault;
+        char operation[32], message[600];
+    } * outcomes; /* by rank, in memory that the ranks share */
+} trial;
+
+static void too_long(tutti_world *world, const tutti_call *call) {
+    tutti_group *group = warm(world);
+    int values[4] = { 0 };
+    if (tutti_group_rank(group) == 0)
+        CHECK_OK(tutti_send(group, values, 4, TUTTI_I32, 1, 5, call));
+    else
+        (void)!tutti_recv(group, values, 3, TUTTI_I32, 0, 5, call);
+}
+
+static void of_another_type(tutti_world *world, const tutti_call *call) {
+    tutti_group *group = warm(world);
+    int values[4] = { 0 };
+    if (tutti_group_rank(group) == 0)
+        CHECK_OK(tutti_send(group, values, 4, TUTTI_F32, 1, 5, call));
+    else
+        (void)!tutti_recv(group, values, 4, TUTTI_I32, 0, 5, call);
+}
+
+static void aborted(tutti_world *world, const tutti_call *call) {
+    tutti_group *group = warm(world);
+    int value = 0;
+    if (tutti_group_rank(group) == 0)
+        CHECK_OK(tutti_group_abort(group, "enough"));
+    else
+        (void)!tutti_recv(group, &value, 1, TUTTI_I32, 0, 5, call);
+}
+
+/* Rank 0 is closed when its body is over, after what it sent. */
+static void closed(tutti_world *world, const tutti_call *call) {
+    tutti_group *group = warm(world);
+    int value = 0;
+    if (tutti_group_rank(group) == 0) {
+        CHECK_OK(tutti_send(group, &value, 1, TUTTI_I32, 1, 5, call));
+        return;
+    }
+    CHECK_OK(tutti_recv(group, &value, 1, TUTTI_I32, 0, 5, call));
+    (void)!tutti_recv(group, &value, 1, TUTTI_I32, 0, 5, call);
+}
+
+static void another_tag(tutti_world *world, const tutti_call *call) {
+    tutti_group *group = warm(world);
+    int value = 0;
+    if (tutti_group_rank(group) == 0)
+        CHECK_OK(tutti_send(group, &value, 1, TUTTI_I32, 1, 8, call));
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (tutti_group_rank(group) == 1) {
+        CHECK_OK(tutti_group_set_timeout(group, 30 * 1000 * 1000));
+        CHECK_STATUS(tutti_recv(group, &value, 1, TUTTI_I32, 0, 7, call), TUTTI_ERROR_TIMEOUT);
+        CHECK_MESSAGE("with tag 8");
+        CHECK_OK(tutti_group_set_timeout(group, 0));
+        tutti_error_copy error = TUTTI_ERROR_COPY_INIT;
+        CHECK_OK(tutti_error_save(&error));
+        CHECK_OK(tutti_recv(group, &value, 1, TUTTI_I32, 0, 8, call));
+        CHECK_OK(tutti_barrier(group, NULL));
+        (void)!tutti_error_restore(&error);
+    } else {
+        CHECK_OK(tutti_barrier(group, NULL));
+    }
+}
+
+static void refused(tutti_world *world, const tutti_call *call) {
+    tutti_group *group = warm(world);
+    int rank = tutti_group_rank(group), value = 0;
+    CHECK_STATUS(tutti_send(group, &value, 1, TUTTI_I32, 2, 0, call), TUTTI_ERROR_RANGE);
+    CHECK_STATUS(tutti_send(group, &value, 1, TUTTI_I32, 1 - rank, -5, call), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_recv(group, NULL, 1, TUTTI_I32, 1 - rank, 0, call), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_recv(group, &value, 1, (tutti_dtype)77, 1 - rank, 0, call), TUTTI_ERROR_TYPE);
+    CHECK_STATUS(tutti_send_recv(group, &value, 1, 1 - rank, &value, 1, 1 - rank, TUTTI_I32, 0, call),
+                 TUTTI_ERROR_ARGUMENT);
+}
+
+/* Everything but the numbers in it, which tell times and processes. */
+static void note_outcome(struct outcome *outcome) {
+    tutti_error_info info = TUTTI_ERROR_INFO_INIT;
+    CHECK_OK(tutti_error_detail(&info));
+    outcome->status = info.status;
+    outcome->at_fault = info.at_fault_count > 0 ? info.at_fault[0] : -1;
+    snprintf(outcome->operation, sizeof outcome->operation, "%s", info.operation);
+    size_t used = 0;
+    for (const char *from = tutti_error_message(); *from != 0 && used + 1 < sizeof outcome->message; from++)
+        if (strchr("0123456789.e+", *from) == NULL)
+            outcome->message[used++] = *from;
+    outcome->message[used] = 0;
+}
+
+static void try_on_rank(tutti_world *world, void *argument) {
+    const trial *this = argument;
+    this->mistake(world, this->call);
+    note_outcome(&this->outcomes[tutti_world_rank(world)]);
+}
+
+TEST(the_lane_and_the_ordinary_way_fail_alike) {
+    static void (*const mistakes[])(tutti_world *, const tutti_call *) = { too_long, of_another_type, aborted,
+                                                                           closed,   another_tag,     refused };
+    void *shared = mmap(NULL, 1 << 16, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    for (size_t i = 0; i < sizeof mistakes / sizeof mistakes[0]; i++) {
+        struct outcome *outcomes = memset(shared, 0, 1 << 16);
+        for (int way = 0; way < 2; way++) {
+            trial this = { way == 0 ? NULL : &ordinary, mistakes[i], outcomes + 2 * way };
+            test_processes(2, try_on_rank, &this);
+        }
+        CHECK(outcomes[1].status != TUTTI_OK);
+        for (int rank = 0; rank < 2; rank++) {
+            CHECK_EQ(outcomes[rank].status, outcomes[2 + rank].status);
+            CHECK_EQ(outcomes[rank].at_fault, outcomes[2 + rank].at_fault);
+            CHECK_TEXT(outcomes[rank].operation, outcomes[2 + rank].operation);
+            CHECK_TEXT(outcomes[rank].message, outcomes[2 + rank].message);
+        }
+    }
+    munmap(shared, 1 << 16);
+}
+
+/* ---- order ---- */
+
+#define LONG_MESSAGE 5000
+
+TEST_WORLD(short_messages_do_not_overtake_a_long_one_that_was_sent_before, 2) {
+    tutti_group *group = warm(world);
+    static _Thread_local int values[LONG_MESSAGE];
+    if (tutti_group_rank(group) == 0) {
+        tutti_work *work;
+        CHECK_OK(tutti_send(group, values, LONG_MESSAGE, TUTTI_I32, 1, 2, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        for (int i = 0; i < 6; i++)
+            CHECK_OK(tutti_send(group, &i, 1, TUTTI_I32, 1, 2, NULL));
+        CHECK_OK(tutti_work_wait(work, 0));
+        tutti_work_release(work);
+    } else {
+        tutti_received received = TUTTI_RECEIVED_INIT;
+        CHECK_OK(
+            tutti_recv(group, values, LONG_MESSAGE, TUTTI_I32, 0, 2, TUTTI_OPTIONS(tutti_call, .received = &received)));
+        CHECK_EQ(received.count, LONG_MESSAGE);
+        for (int i = 0; i < 6; i++) {
+            CHECK_OK(tutti_recv(group, values, 1, TUTTI_I32, 0, 2, NULL));
+            CHECK_EQ(values[0], i);
+        }
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+TEST_WORLD(a_receive_that_was_started_before_gets_its_message_first, 2) {
+    tutti_group *group = warm(world);
+    int started = -1, later = -1;
+    if (tutti_group_rank(group) == 1) {
+        tutti_work *work;
+        CHECK_OK(tutti_recv(group, &started, 1, TUTTI_I32, 0, 2, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        CHECK_OK(tutti_recv(group, &later, 1, TUTTI_I32, 0, 2, NULL));
+        CHECK_OK(tutti_work_wait(work, 0));
+        tutti_work_release(work);
+        CHECK_EQ(started, 100);
+        CHECK_EQ(later, 101);
+    } else {
+        for (int value = 100; value < 102; value++)
+            CHECK_OK(tutti_send(group, &value, 1, TUTTI_I32, 1, 2, NULL));
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+/* `count` messages to the next rank, whose receives are noted in the order of their tags, or in the reverse one; two of
+ * them share each tag, and those are in order. */
+static void batch_of(tutti_group *group, int count, bool reversed, bool with_others) {
+    int rank = tutti_group_rank(group), size = tutti_group_size(group);
+    int next = (rank + 1) % size, before = (rank + size - 1) % size, in[40], out[40], sum = -1;
+    static _Thread_local int longer_in[LONG_MESSAGE], longer_out[LONG_MESSAGE];
+    tutti_call call = TUTTI_CALL_INIT;
+    CHECK_OK(tutti_batch_begin(group, &call.batch));
+    for (int i = 0; i < count; i++) {
+        in[i] = rank * 1000 + i;
+        out[i] = -1;
+        CHECK_OK(tutti_send(group, &in[i], 1, TUTTI_I32, next, i / 2, &call));
+    }
+    if (with_others) {
+        longer_in[LONG_MESSAGE - 1] = rank + 7;
+        CHECK_OK(tutti_send_recv(group, longer_in, LONG_MESSAGE, next, longer_out, LONG_MESSAGE, before, TUTTI_I32, 99,
+                                 &call));
+        CHECK_OK(tutti_all_reduce(group, &rank, &sum, 1, TUTTI_I32, TUTTI_SUM, &call));
+    }
+    for (int k = 0; k < count; k++) {
+        int i = reversed ? (count - 1 - k) ^ 1 : k;
+        CHECK_OK(tutti_recv(group, &out[i], 1, TUTTI_I32, before, i / 2, &call));
+    }
+    CHECK_OK(tutti_batch_end(call.batch, NULL));
+    for (int i = 0; i < count; i++)
+        CHECK_EQ(out[i], before * 1000 + i);
+    if (with_others) {
+        CHECK_EQ(longer_out[LONG_MESSAGE - 1], before + 7);
+        CHECK_EQ(sum, size * (size - 1) / 2);
+    }
+}
+
+TEST_WORLD(batches_of_short_messages_of_any_number_and_order_arrive, 3) {
+    tutti_group *group = warm(world);
+    for (int round = 0; round < (test_sanitized() ? 2 : 10); round++)
+        for (int count = 2; count <= 40; count += 2)
+            for (int kind = 0; kind < 4; kind++)
+                batch_of(group, count, (kind & 1) != 0, (kind & 2) != 0);
+}
+
+/* ---- threads ---- */
+
+typedef struct party {
+    tutti_group *group;
+    int tag;
+} party;
+
+static void *exchange_often(void *argument) {
+    const party *this = argument;
+    int rank = tutti_group_rank(this->group), out;
+    for (int i = 0; i < (test_sanitized() ? 100 : 1000); i++) {
+        int in = i * 10 + rank;
+        CHECK_OK(tutti_send_recv(this->group, &in, 1, 1 - rank, &out, 1, 1 - rank, TUTTI_I32, this->tag, NULL));
+        CHECK_EQ(out, i * 10 + 1 - rank);
+    }
+    return NULL;
+}
+
+TEST_WORLD(threads_of_a_rank_may_exchange_short_messages_at_once, 2) {
+    tutti_group *group = warm(world);
+    party parties[3];
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++) {
+        parties[i] = (party){ group, i };
+        CHECK_EQ(pthread_create(&threads[i], NULL, exchange_often, &parties[i]), 0);
+    }
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+/* ---- records ---- */
+
+/* Of this rank's newest entry of such a message that has ended well. */
+static bool find_record(const tutti_world *world, tu_operation operation, int tag, tu_record_view *view) {
+    const tu_recorder *recorder = tu_job_recorder(world->job, world->local_rank);
+    for (uint64_t back = 0; back < 64; back++)
+        if (tu_recorder_entry(recorder, back, view) && view->info.operation == operation && view->info.tag == tag)
+            return !view->running && view->status == TUTTI_OK;
+    return false;
+}
+
+TEST_WORLD(a_short_message_is_recorded_and_counted_as_any_other, 2) {
+    tutti_group *group = warm(world);
+    int rank = tutti_group_rank(group), in[3] = { 0 }, out[3];
+    static const tu_operation operations[] = { TU_OPERATION_SEND, TU_OPERATION_RECV };
+    tu_record_view by[2][2];
+    tu_counters before[2], after[2];
+    const tu_recorder *recorder = tu_job_recorder(world->job, world->local_rank);
+    for (int way = 0; way < 2; way++) {
+        for (int i = 0; i < 2; i++)
+            tu_recorder_counters(recorder, operations[i], &before[i]);
+        CHECK_OK(tutti_send_recv(group, in, 3, 1 - rank, out, 3, 1 - rank, TUTTI_I32, 40 + way,
+                                 way == 0 ? NULL : &ordinary));
+        for (int i = 0; i < 2; i++) {
+            CHECK(find_record(world, operations[i], 40 + way, &by[way][i]));
+            tu_recorder_counters(recorder, operations[i], &after[i]);
+            CHECK_EQ(after[i].calls - before[i].calls, 1);
+            CHECK_EQ(after[i].bytes - before[i].bytes, sizeof in);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        const tu_record_view *lane = &by[0][i], *other = &by[1][i];
+        CHECK_EQ(lane->info.group_key, other->info.group_key);
+        CHECK_EQ(lane->info.count, other->info.count);
+        CHECK_EQ(lane->info.timeout_ns, other->info.timeout_ns);
+        CHECK_EQ(lane->info.executor, other->info.executor);
+        CHECK_EQ(lane->info.root, other->info.root);
+        CHECK_EQ(lane->info.dtype, other->info.dtype);
+        CHECK_EQ(lane->thread, other->thread);
+        CHECK(lane->ended_ns >= lane->created_ns);
+    }
+    CHECK(by[0][0].info.sequence != by[0][1].info.sequence);
+    CHECK_OK(tutti_barrier(group, NULL));
+}
