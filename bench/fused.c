@@ -3,21 +3,22 @@
  * Fused products beside the product alone, on input that is already there, and beside the unfused pair; they take turns
  * in one run, on every rank at once, in another order in every round.
  *
- *     fused [--ranks N] [--threads N] [--rounds N] [--quantile Q] [--m SIZES] [--n SIZES] [--k SIZES]
- *           [gather|scatter] [f32|bf16|f8]
+ *     fused [--ranks N] [--threads N] [--rounds N] [--quantile Q] [--no-bare] [--m SIZES] [--n SIZES] [--k SIZES]
+ *           [gather|scatter] [f32|bf16|f8] [M,N,K ...]
  *
- * Rows of the table: each of M, N and K is 256, 1024 or 4096, or what a list like 256,512 says. The product is (M, K)
- * (K, N); M is the gathered size, or the one that is scattered. A figure is the median of the rounds (at least 7, and
- * more where a product is short), each the time of the slowest rank after a barrier; behind a ratio to the product
- * alone stand the smallest and the largest ratio of a round. --quantile 0.1 takes what a tenth of the rounds stayed
- * below instead of the median: on a machine that others use, a figure of its quiet moments. f8 is the scaled form,
- * against tt_scaled_matmul. Results are compared with the unfused pair in the same run. A mark behind a row says what
- * misses its aim: 1.05 for gathers and 1.10 for scatters (!), or the unfused pair by more than 3 % (p).
+ * Rows of the table: each of M, N and K is 256, 1024 or 4096, or what a list like 256,512 says; or those that are
+ * named, like 256,4096,256. The product is (M, K) (K, N); M is the gathered size, or the one that is scattered. A
+ * figure is the median of the rounds (at least 7, and more where a product is short), each the time of the slowest rank
+ * after a barrier; behind a ratio to the product alone stand the smallest and the largest ratio of a round. --quantile
+ * 0.1 takes what a tenth of the rounds stayed below instead of the median: on a machine that others use, a figure of
+ * its quiet moments. f8 is the scaled form, against tt_scaled_matmul. Results are compared with the unfused pair in the
+ * same run. A mark behind a row says what misses its aim: 1.05 for gathers and 1.10 for scatters (!), or the unfused
+ * pair by more than 3 % (p).
  *
  * "bare" is what no form can do without, and nothing else: a flag each way and the product; a gather copies the others'
  * shards, which lie in shared memory, to where the product reads them, a scatter copies the others' rows to them past
  * the caches and adds what came. "bare, private" also copies this rank's shard to shared memory first. They check
- * nothing, agree on nothing, and their memory is there beforehand.
+ * nothing, agree on nothing, and their memory is there beforehand. --no-bare leaves them out.
  */
 #include <string.h>
 #include <unistd.h>
@@ -39,6 +40,7 @@
 #define USUAL_ROUNDS 101 /* at most, unless more are asked for */
 #define ROW_SECONDS 0.15 /* that one form of a row is measured at least, where that many rounds are allowed */
 #define MOST_SIZES 8
+#define MOST_NAMED 64 /* rows */
 
 typedef struct sizes {
     int count;
@@ -48,7 +50,10 @@ typedef struct sizes {
 typedef struct settings {
     int ranks, threads, rounds; /* rounds 0: as many as a row needs */
     double quantile;
+    bool no_bare;
     sizes rows, columns, depths;
+    int named_count; /* 0: all rows that the sizes make */
+    sizes named[MOST_NAMED];
     const char *kind, *dtype;
 } settings;
 
@@ -80,6 +85,8 @@ typedef struct bench {
 
 /* Where inputs lie matters to gathers only. */
 static bool has_form(const bench *of, int form) {
+    if (of->with->no_bare && (form == BARE || form == BARE_PRIVATE))
+        return false;
     return !of->scatter || (form != BARE_PRIVATE && form != FUSED_SYMMETRIC);
 }
 
@@ -306,16 +313,21 @@ static void measure(bench *of) {
     check(tt_scope_close(&scope));
 }
 
+static void measure_row(bench *of, int64_t rows, int64_t columns, int64_t depth) {
+    of->rows = rows;
+    of->columns = columns;
+    of->depth = depth;
+    measure(of);
+}
+
 static void measure_sizes(bench *of) {
     const settings *with = of->with;
-    for (int i = 0; i < with->rows.count; i++)
+    for (int i = 0; i < with->named_count; i++)
+        measure_row(of, with->named[i].at[0], with->named[i].at[1], with->named[i].at[2]);
+    for (int i = 0; with->named_count == 0 && i < with->rows.count; i++)
         for (int j = 0; j < with->columns.count; j++)
-            for (int k = 0; k < with->depths.count; k++) {
-                of->rows = with->rows.at[i];
-                of->columns = with->columns.at[j];
-                of->depth = with->depths.at[k];
-                measure(of);
-            }
+            for (int k = 0; k < with->depths.count; k++)
+                measure_row(of, with->rows.at[i], with->columns.at[j], with->depths.at[k]);
 }
 
 static tutti_status bench_main(tutti_world *world, void *argument) {
@@ -349,6 +361,15 @@ static sizes read_sizes(const char *text) {
     return list;
 }
 
+static void name_row(settings *with, const char *text) {
+    sizes row = read_sizes(text);
+    if (row.count != 3 || with->named_count == MOST_NAMED) {
+        fprintf(stderr, "%s is no row: M,N,K, and at most %d of them\n", text, MOST_NAMED);
+        exit(1);
+    }
+    with->named[with->named_count++] = row;
+}
+
 int main(int argc, char **argv) {
     const sizes usual = { 3, { 256, 1024, 4096 } };
     settings with = { .ranks = 2, .threads = 1, .quantile = 0.5, .rows = usual, .columns = usual, .depths = usual };
@@ -356,6 +377,10 @@ int main(int argc, char **argv) {
         const char *value = i + 1 < argc ? argv[i + 1] : "";
         if (strcmp(argv[i], "gather") == 0 || strcmp(argv[i], "scatter") == 0)
             with.kind = argv[i];
+        else if (strchr(argv[i], ',') != NULL)
+            name_row(&with, argv[i]);
+        else if (strcmp(argv[i], "--no-bare") == 0)
+            with.no_bare = true;
         else if (argv[i][0] != '-')
             with.dtype = argv[i];
         else if (strcmp(argv[i], "--ranks") == 0)
