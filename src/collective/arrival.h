@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What libtutti-tensor's fused operations need of a started all-gather: who has come, before all have; and a copy to
+ * What libtutti-tensor's fused operations need of a started all-gather: who has come, before all have; and copies to
  * where others read next.
  *
  *     while (!tu_work_peek(work, member, &record))
@@ -41,5 +41,20 @@ TU_SHARED void tu_fused_span_end(tutti_group *group, uint64_t began, int jobs);
 /* Copies to memory that other ranks read next, by the stores that suit that on this machine: past the caches where the
  * lines would have to be fetched from the processor that has read them last. They do not overlap. */
 TU_SHARED void tu_hand_over(const tutti_group *group, void *to, const void *from, size_t bytes);
+
+/* How a rank copies to a ring that others read: by ordinary stores where their cores share a cache and the ring is
+ * larger than a core's own, past the caches else. Ranks may move, so it watches how long the copies take: see
+ * compute.c. One for each ring, zero at first, used by one thread at a time. */
+typedef struct tu_stage_watch {
+    bool begun;   /* the group's first measurement has been asked */
+    bool watched; /* no tuning file says how to stage */
+    bool far;     /* past the caches */
+    int contrary, next_trial, trial_interval;
+} tu_stage_watch;
+
+/* Copies to such a ring. Whether ordinary stores are quick there: then a copy may go beside a reduction. */
+TU_SHARED void tu_hand_through_ring(const tutti_group *group, tu_stage_watch *watch, void *to, const void *from,
+                                    size_t bytes);
+TU_SHARED bool tu_ring_is_near(const tutti_group *group, tu_stage_watch *watch, size_t bytes);
 
 #endif

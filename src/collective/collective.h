@@ -31,6 +31,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "collective/arrival.h"
 #include "collective/executor.h"
 #include "kernel/kernel.h"
 #include "memory/memory.h"
@@ -216,13 +217,13 @@ struct tu_collective {
     tu_mapping **ring_mappings;
     unsigned char **rings;          /* each member's ring; NULL: not attached */
     size_t ring_bytes, chunk_bytes; /* of one; the most that a round uses of it */
-    bool crowded;   /* some member says that ranks outnumber the cores; known with the rings, the same on all */
-    uint64_t turns; /* rounds that have gone through the ring; the same on all members */
-    bool stages_far, stage_watched; /* staging past the cache; whether that is found out by looking: compute.c */
-    int contrary, next_trial, trial_interval;
-    tutti_work *open;                   /* a one-shot that was started and not finished, with a reference; works.c */
-    int64_t next_look;                  /* when a test of `open` looks for the dead again */
-    bool helping;                       /* the lock is held by the helper thread */
+    bool crowded;         /* some member says that ranks outnumber the cores; known with the rings, the same on all */
+    uint64_t turns;       /* rounds that have gone through the ring; the same on all members */
+    bool near;            /* the members' cores, as measured at first: state.c */
+    tu_stage_watch watch; /* of staging through the ring */
+    tutti_work *open;     /* a one-shot that was started and not finished, with a reference; works.c */
+    int64_t next_look;    /* when a test of `open` looks for the dead again */
+    bool helping;         /* the lock is held by the helper thread */
     _Atomic(tu_works *) works;          /* NULL until the first work that needs it */
     _Atomic(tutti_batch *) spare_batch; /* for the next batch; NULL: it needs memory */
     _Atomic(tu_messages *) messages;    /* NULL until the first send or receive */
@@ -303,7 +304,7 @@ static inline unsigned tu_stage_flags(const tu_collective *state, size_t bytes) 
 }
 /* The same for staging through the ring. */
 static inline unsigned tu_ring_flags(const tu_collective *state, size_t bytes) {
-    return state->stage_watched ? (state->stages_far ? TU_KERNEL_STREAM : 0) : tu_stage_flags(state, bytes);
+    return state->watch.watched ? (state->watch.far ? TU_KERNEL_STREAM : 0) : tu_stage_flags(state, bytes);
 }
 /* Rings every member that sleeps. */
 void tu_ring_members(const tu_collective *state);

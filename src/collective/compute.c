@@ -215,28 +215,28 @@ static int64_t time_copy(const tu_lane *lane) {
     return tu_clock_now() - begin;
 }
 
-void tu_stage_judge(tu_collective *state, size_t bytes, int64_t nanoseconds) {
+void tu_stage_judge(tu_stage_watch *watch, size_t bytes, int64_t nanoseconds) {
     bool slow = (int64_t)bytes < nanoseconds * SLOW_BYTES_PER_NANOSECOND;
-    state->contrary = slow == state->stages_far ? 0 : state->contrary + 1;
-    if (state->contrary < IN_A_ROW)
+    watch->contrary = slow == watch->far ? 0 : watch->contrary + 1;
+    if (watch->contrary < IN_A_ROW)
         return;
-    state->contrary = 0;
-    state->stages_far = slow;
+    watch->contrary = 0;
+    watch->far = slow;
     if (slow)
-        state->trial_interval = state->trial_interval == 0                  ? LEAST_INTERVAL
-                                : state->trial_interval < MOST_INTERVAL / 2 ? 2 * state->trial_interval
+        watch->trial_interval = watch->trial_interval == 0                  ? LEAST_INTERVAL
+                                : watch->trial_interval < MOST_INTERVAL / 2 ? 2 * watch->trial_interval
                                                                             : MOST_INTERVAL;
 }
 
 /* The beginning of the lane by ordinary stores, to see whether they have become quick. */
-static void try_near(tu_collective *state, tu_lane *put) {
+static void try_near(tu_stage_watch *watch, tu_lane *put) {
     tu_segment *first = &put->segments[0], piece = *first;
     if (piece.bytes < TRIAL_BYTES)
         return;
     piece.bytes = TRIAL_BYTES;
-    tu_stage_judge(state, TRIAL_BYTES, time_copy(&(tu_lane){ .segments = &piece, .count = 1 }));
+    tu_stage_judge(watch, TRIAL_BYTES, time_copy(&(tu_lane){ .segments = &piece, .count = 1 }));
     /* One that was quick is repeated at once. */
-    state->next_trial = state->contrary != 0 ? 1 : state->trial_interval != 0 ? state->trial_interval : LEAST_INTERVAL;
+    watch->next_trial = watch->contrary != 0 ? 1 : watch->trial_interval != 0 ? watch->trial_interval : LEAST_INTERVAL;
     first->to += TRIAL_BYTES;
     first->from += TRIAL_BYTES;
     first->bytes -= TRIAL_BYTES;
@@ -254,15 +254,51 @@ void tu_compute_round(tu_collective *state, size_t round, tu_lane *take, tu_lane
     }
 }
 
-void tu_compute_stage(tu_collective *state, tu_lane *put) {
-    if (put->bytes >= TRIAL_BYTES && state->stage_watched) {
-        if ((put->flags & TU_KERNEL_STREAM) == 0) {
-            tu_stage_judge(state, put->bytes, time_copy(put));
-            return;
-        }
-        state->next_trial -= 1 + (int)(put->bytes / STAGING_BYTES); /* at most a ring */
-        if (state->next_trial <= 0)
-            try_near(state, put);
+bool tu_stage_watched(tu_stage_watch *watch, tu_lane *put) {
+    if (put->bytes < TRIAL_BYTES || !watch->watched)
+        return false;
+    if ((put->flags & TU_KERNEL_STREAM) == 0) {
+        tu_stage_judge(watch, put->bytes, time_copy(put));
+        return true;
     }
-    copy_lane(state, put);
+    watch->next_trial -= 1 + (int)(put->bytes / STAGING_BYTES); /* at most a ring */
+    if (watch->next_trial <= 0)
+        try_near(watch, put);
+    return false;
+}
+
+void tu_compute_stage(tu_collective *state, tu_lane *put) {
+    if (!tu_stage_watched(&state->watch, put))
+        copy_lane(state, put);
+}
+
+/* ---- for fused operations: arrival.h ---- */
+
+void tu_hand_over(const tutti_group *group, void *to, const void *from, size_t bytes) {
+    const tu_collective *state = tu_collective_find(group);
+    tu_copy(to, from, bytes, state != NULL && state->ready ? tu_stage_flags(state, bytes) : 0);
+}
+
+/* Another thread may be in a collective of the group: so this reads only what setting it up has left. */
+static unsigned watched_flags(const tutti_group *group, tu_stage_watch *watch, size_t bytes) {
+    const tu_collective *state = tu_collective_find(group);
+    if (state == NULL || !state->ready)
+        return 0;
+    if (!watch->begun) {
+        watch->begun = true;
+        watch->watched = state->watch.watched;
+        watch->far = !state->near;
+    }
+    return watch->watched ? (watch->far ? TU_KERNEL_STREAM : 0) : tu_stage_flags(state, bytes);
+}
+
+void tu_hand_through_ring(const tutti_group *group, tu_stage_watch *watch, void *to, const void *from, size_t bytes) {
+    tu_segment whole = { .to = to, .from = from, .bytes = bytes };
+    tu_lane put = { .segments = &whole, .count = 1, .bytes = bytes, .flags = watched_flags(group, watch, bytes) };
+    if (!tu_stage_watched(watch, &put))
+        tu_copy(whole.to, whole.from, whole.bytes, put.flags);
+}
+
+bool tu_ring_is_near(const tutti_group *group, tu_stage_watch *watch, size_t bytes) {
+    return (watched_flags(group, watch, bytes) & TU_KERNEL_STREAM) == 0;
 }

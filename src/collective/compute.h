@@ -50,8 +50,11 @@ void tu_compute_stage(tu_collective *state, tu_lane *put);
 /* Both lanes of a round: as tu_compute_both, but what is staged alone, and a round now and then, is watched. */
 void tu_compute_round(tu_collective *state, size_t round, tu_lane *take, tu_lane *put);
 
+/* Copies a lane in that way, unless it is short or goes past the cache; returns whether that is done. Else, now and
+ * then, ordinary stores are tried on its beginning, which is cut off. */
+bool tu_stage_watched(tu_stage_watch *watch, tu_lane *put);
 /* What it makes of ordinary stores of `bytes` that took so long. */
-void tu_stage_judge(tu_collective *state, size_t bytes, int64_t nanoseconds);
+void tu_stage_judge(tu_stage_watch *watch, size_t bytes, int64_t nanoseconds);
 
 /* Bytes of a part in a round, at most `room`, where the longest part has `longest`: a quarter, so that most of it is
  * taken while more is staged, but no less than a hand-over is worth. Where ranks outnumber the cores a hand-over costs

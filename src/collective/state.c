@@ -244,11 +244,11 @@ static tutti_status measure_handover(tu_collective *state, tu_task *task) {
         quickest = taken < quickest ? taken : quickest;
     }
     task->signature = signature;
-    bool near = quickest < NEAR_NANOSECONDS + 15 * (state->size - 2);
-    state->stages_far = !near;
-    state->stage_watched = state->stage_stream == 0; /* no file says it */
+    state->near = quickest < NEAR_NANOSECONDS + 15 * (state->size - 2);
+    state->watch.far = !state->near;
+    state->watch.watched = state->stage_stream == 0; /* no file says it */
     if (state->stage_stream == 0)
-        state->stage_stream = near ? NEAR_STAGE_BYTES : FAR_STAGE_BYTES;
+        state->stage_stream = state->near ? NEAR_STAGE_BYTES : FAR_STAGE_BYTES;
     TU_LOG(TUTTI_LOG_DEBUG, state->group->world->log, "collective",
            "group %s: a hand-over takes %lld ns; parts of %llu bytes are staged past the cache", state->group->name,
            (long long)quickest, (unsigned long long)state->stage_stream);

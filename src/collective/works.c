@@ -523,11 +523,6 @@ void tu_fused_span_end(tutti_group *group, uint64_t began, int jobs) {
     tu_record_past(recorder_of(group), &info, began, tu_record_time(recorder_of(group)), 0);
 }
 
-void tu_hand_over(const tutti_group *group, void *to, const void *from, size_t bytes) {
-    const tu_collective *state = tu_collective_find(group);
-    tu_copy(to, from, bytes, state != NULL && state->ready ? tu_stage_flags(state, bytes) : 0);
-}
-
 void tu_works_adopt(tutti_work *work) {
     tu_works *works;
     if (tu_work_done(work) || get_works(work->task.state, &works) != TUTTI_OK)

@@ -8,6 +8,7 @@
 
 #include "fused/team.h"
 #include "fused/workspace.h"
+#include "kernel/kernel.h"
 
 /* ---- panels ---- */
 
@@ -79,8 +80,11 @@ typedef struct tu_scatter {
     /* Writes rows [first, first + count) of the blocks for the `ranks` ranks from `rank` on, dense, one block behind
      * the other. Of several ranks they are all rows of a block. */
     tutti_status (*produce)(void *context, int rank, int ranks, int64_t first, int64_t count, void *to);
-    /* The same rows of this rank's own block, as each rank has made them, in rank order. */
-    tutti_status (*accept)(void *context, int64_t first, int64_t count, const void *const *from);
+    /* The same rows of this rank's own block, as each rank has made them, in rank order. Where it takes copies it may
+     * be given some, which it makes meanwhile. */
+    tutti_status (*accept)(void *context, int64_t first, int64_t count, const void *const *from, const tu_aside *copies,
+                           int copy_count);
+    bool takes_copies;
     void *context;
 } tu_scatter;
 

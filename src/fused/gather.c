@@ -83,7 +83,6 @@ static tutti_status stage(gathering *run) {
         state->own.places[i].offset = used;
         used += aligned(run->bytes[i]);
     }
-    state->own.half_bytes = used;
     state->own.fits = used == 0 || (state->memory != NULL && used <= state->half_bytes);
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < run->plan->count && status == TUTTI_OK; i++) {

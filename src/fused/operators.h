@@ -79,7 +79,8 @@ tu_fused_block tu_fused_block_of(const tt_tensor *out, int dim, tutti_reduction 
  * caller's. NULL, with the error written, without memory. */
 tt_tensor *tu_fused_scattered_rows(tt_tensor *x, int dim);
 /* Adds the tiles of all ranks, as tu_scatter's accept. */
-tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from);
+tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from,
+                             const tu_aside *copies, int copy_count);
 /* How blocks of `rows` rows, products with `right`, are cut in tiles and chunks and put together in
  * panels; callbacks and signature are the caller's. by_rows: the blocks' rows follow each other in the left matrix. */
 tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,

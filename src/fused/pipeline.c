@@ -176,9 +176,10 @@ static tutti_status produce(void *context, int rank, int ranks, int64_t first, i
 }
 
 /* The chunks one after the other along the dimension. */
-static tutti_status accept(void *context, int64_t first, int64_t count, const void *const *from) {
+static tutti_status accept(void *context, int64_t first, int64_t count, const void *const *from, const tu_aside *copies,
+                           int copy_count) {
     const producer *job = context;
-    (void)first, (void)count;
+    (void)first, (void)count, (void)copies, (void)copy_count;
     size_t before = 1, size = tu_dtype_bytes[job->chunk.dtype];
     for (int i = 0; i < job->dim; i++)
         before *= (size_t)job->chunk.sizes[i];

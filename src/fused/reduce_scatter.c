@@ -13,10 +13,9 @@
 
 /* ---- tiles ---- */
 
-/* A tile is in the caches when it is added. A block of few rows is made at once, before its first tile goes: then small
- * ones keep both sides busy. */
-#define TILE_BYTES ((size_t)1 << 20)
-#define TILE_BYTES_OF_FEW_ROWS ((size_t)1 << 18)
+/* A tile is in the caches when it is added, and one of several of a chunk, so that most of a chunk goes beside sums. */
+#define TILE_BYTES ((size_t)1 << 18)
+#define TILES_OF_CHUNK 4
 /* Rows of a product that packs the right matrix for them: fewer are enough where it is low. One that was packed once
  * for all and stays in a cache beside a tile needs no more rows than that has. */
 #define CHUNK_ROWS 512
@@ -35,12 +34,12 @@ static bool is_cut(int64_t rows, int64_t depth) {
 
 tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
                                const tu_right *right, bool by_rows) {
-    size_t tile_bytes = rows > least_rows(right->depth) ? TILE_BYTES : TILE_BYTES_OF_FEW_ROWS; /* alike on all ranks */
-    int64_t tile = block->row_bytes == 0 ? rows : (int64_t)(tile_bytes / block->row_bytes),
-            least = right->packed == NULL        ? least_rows(right->depth)
-                    : right->bytes <= TILE_BYTES ? 1
-                                                 : CHUNK_ROWS_OF_LOW_DEPTH;
+    int64_t tile = block->row_bytes == 0 ? rows : (int64_t)(TILE_BYTES / block->row_bytes),
+            least = right->packed == NULL ? least_rows(right->depth) : CHUNK_ROWS_OF_LOW_DEPTH;
     tile = tile < 1 ? 1 : tile;
+    if (right->packed != NULL && right->bytes <= TILES_OF_CHUNK * TILE_BYTES)
+        least = 1;
+    least = least < TILES_OF_CHUNK * tile ? TILES_OF_CHUNK * tile : least;
     tu_scatter scatter = { .who = who,
                            .group = group,
                            .rows = rows,
@@ -48,7 +47,8 @@ tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tut
                            .chunk_rows = (least + tile - 1) / tile * tile,
                            .row_bytes = block->row_bytes,
                            .panels = { block->size, block->size },
-                           .direct = block->before == 1 ? block->out : NULL };
+                           .direct = block->before == 1 ? block->out : NULL,
+                           .takes_copies = block->before == 1 && tu_process_compute_threads() == 1 };
     if (by_rows && scatter.chunk_rows >= rows && right->packed == NULL)
         scatter.panels = tu_panels_of(block->size, rows, least);
     scatter.block_rows = tu_fused_block_rows(right, rows < scatter.chunk_rows ? rows : scatter.chunk_rows,
@@ -90,7 +90,29 @@ static void reduce_rows(void *context, int64_t begin, int64_t end) {
     }
 }
 
-tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from) {
+/* A share of the rows beside each copy. */
+static void reduce_beside(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from,
+                          const tu_aside *copies, int copy_count) {
+    const void *shifted[block->size]; /* a pointer per rank */
+    size_t element = tu_dtype_bytes[block->dtype], all = (size_t)(count * block->columns), begin = 0;
+    char *to = block->out + (size_t)first * block->row_bytes;
+    for (int i = 0; i < copy_count; i++) {
+        size_t end = i == copy_count - 1 ? all : all / (size_t)copy_count * (size_t)(i + 1);
+        void *part = to + begin * element;
+        for (int rank = 0; rank < block->size; rank++)
+            shifted[rank] = (const char *)from[rank] + begin * element;
+        tu_reduce_beside(&part, 1, shifted, block->size, end - begin, block->dtype, block->reduction, NULL, 0,
+                         &copies[i]);
+        begin = end;
+    }
+}
+
+tutti_status tu_fused_reduce(const tu_fused_block *block, int64_t first, int64_t count, const void *const *from,
+                             const tu_aside *copies, int copy_count) {
+    if (copy_count > 0) {
+        reduce_beside(block, first, count, from, copies, copy_count);
+        return TUTTI_OK;
+    }
     reduction_job job = { block, first, from };
     tu_parallel(count, 1 + (int64_t)REDUCED_BYTES / (int64_t)(block->row_bytes + 1), reduce_rows, &job);
     return TUTTI_OK;
@@ -165,9 +187,10 @@ static void pack_right(void *context) {
     tu_right_pack(&job->rhs);
 }
 
-static tutti_status accept(void *context, int64_t first, int64_t count, const void *const *from) {
+static tutti_status accept(void *context, int64_t first, int64_t count, const void *const *from, const tu_aside *copies,
+                           int copy_count) {
     const partial_products *job = context;
-    return tu_fused_reduce(&job->block, first, count, from);
+    return tu_fused_reduce(&job->block, first, count, from, copies, copy_count);
 }
 
 tu_fused_block tu_fused_block_of(const tt_tensor *out, int dim, tutti_reduction reduction, tutti_group *group) {

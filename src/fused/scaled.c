@@ -493,9 +493,10 @@ static tutti_status produce_scaled(void *context, int rank, int ranks, int64_t f
                           job->scale_step, to, job->block.dtype);
 }
 
-static tutti_status accept_scaled(void *context, int64_t first, int64_t count, const void *const *from) {
+static tutti_status accept_scaled(void *context, int64_t first, int64_t count, const void *const *from,
+                                  const tu_aside *copies, int copy_count) {
     const scaled_partials *job = context;
-    return tu_fused_reduce(&job->block, first, count, from);
+    return tu_fused_reduce(&job->block, first, count, from, copies, copy_count);
 }
 
 tt_tensor *tu_rows_by_blocks(const tt_tensor *x, const tu_fused_block *block) {

@@ -8,7 +8,8 @@
  * Chunks are computed in memory of this rank's own and copied to their owner: a product is written many times, and the
  * first of them to a line that its owner has read costs a round trip between the processors. Tiles are small, so that
  * they are in a cache when they are added; chunks have as many rows as a product needs, and how many is each rank's own
- * business.
+ * business. Between cores that share a cache the next tile is handed over beside the sum of one: loads of the one and
+ * stores of the other are under way at the same time.
  */
 #include "collective/arrival.h"
 #include "functional/symmetric.h"
@@ -26,8 +27,8 @@ typedef struct scattering {
     const tu_scatter *plan;
     tu_fused *state;
     const void **from; /* one per rank */
+    tu_aside *asides;  /* one per other rank */
     char *made[2];     /* room for a chunk; the second where one is made while the other is handed over */
-    uint64_t tile;     /* the number of the call's first tile */
     tu_team team;      /* open where several threads work */
     chunk now, before; /* the one that is made, and the one whose tiles are exchanged meanwhile */
 } scattering;
@@ -60,15 +61,26 @@ static char *made_at(const scattering *run, const chunk *of, int rank, int64_t f
     return of->made + (size_t)row * run->plan->row_bytes;
 }
 
-static uint64_t tile_of(const scattering *run, int64_t first) {
-    return run->tile + (uint64_t)(first / run->plan->tile_rows);
+/* Where the tile at `first` lies in rings. */
+static size_t place_of(const scattering *run, int64_t first) {
+    return tu_fused_tile_place(run->state, tile_bytes(run->plan, 0), (uint64_t)(first / run->plan->tile_rows));
 }
 
-static tutti_status hand_tile(scattering *run, const chunk *of, int to, int64_t first) {
+static void copy_tile(scattering *run, const chunk *of, int to, int64_t first) {
     tu_fused *state = run->state;
-    tu_hand_over(state->group, tu_fused_slot(state, to, state->rank, tile_of(run, first)), made_at(run, of, to, first),
-                 tile_bytes(run->plan, first));
+    tu_hand_through_ring(state->group, &state->watch, tu_fused_ring(state, to, state->rank, place_of(run, first)),
+                         made_at(run, of, to, first), tile_bytes(run->plan, first));
+}
+
+static tutti_status announce(const tu_fused *state, int to) {
     return tutti_peers_signal(state->peers, to, TU_FUSED_CHANNEL, NULL);
+}
+
+static tutti_status announce_all(const tu_fused *state) {
+    tutti_status status = TUTTI_OK;
+    for (int step = 1; step < state->size && status == TUTTI_OK; step++)
+        status = announce(state, (state->rank + step) % state->size);
+    return status;
 }
 
 /* Takes one signal of every other rank, those that are there first. */
@@ -79,26 +91,60 @@ static tutti_status take_all(tu_fused *state) {
     return status;
 }
 
-/* The tiles at `first`, which all ranks hand over; those at the chunk's beginning have been already. */
-static tutti_status run_tile(scattering *run, const chunk *of, int64_t first) {
+/* The copies of the tiles at `first` to their owners; returns how many. */
+static int note_copies(scattering *run, const chunk *of, int64_t first) {
     const tu_fused *state = run->state;
-    tutti_status status = TUTTI_OK;
-    for (int step = 1; first > of->first && step < state->size && status == TUTTI_OK; step++)
-        status = hand_tile(run, of, (state->rank + step) % state->size, first);
-    if (status == TUTTI_OK)
-        status = take_all(run->state);
-    if (status != TUTTI_OK)
-        return status;
+    for (int step = 1; step < state->size; step++) {
+        int to = (state->rank + step) % state->size;
+        run->asides[step - 1] = (tu_aside){ tu_fused_ring(state, to, state->rank, place_of(run, first)),
+                                            made_at(run, of, to, first), tile_bytes(run->plan, first) };
+    }
+    return state->size - 1;
+}
+
+/* The tiles at `first`, with copies beside the sum. */
+static tutti_status accept_tile(scattering *run, const chunk *of, int64_t first, int copies) {
+    const tu_fused *state = run->state;
     for (int rank = 0; rank < state->size; rank++)
         run->from[rank] = rank == state->rank ? made_at(run, of, rank, first)
-                                              : tu_fused_slot(state, state->rank, rank, tile_of(run, first));
-    return run->plan->accept(run->plan->context, first, rows_from(run->plan, first, run->plan->tile_rows), run->from);
+                                              : tu_fused_ring(state, state->rank, rank, place_of(run, first));
+    return run->plan->accept(run->plan->context, first, rows_from(run->plan, first, run->plan->tile_rows), run->from,
+                             run->asides, copies);
+}
+
+/* The copies of the tiles at `next` are made now, or, between cores that share a cache, beside the sum; returns how
+ * many are left for that. */
+static int copy_ahead(scattering *run, const chunk *of, int64_t next) {
+    tu_fused *state = run->state;
+    if (run->plan->takes_copies && tu_ring_is_near(state->group, &state->watch, tile_bytes(run->plan, next)))
+        return note_copies(run, of, next);
+    for (int step = 1; step < state->size; step++)
+        copy_tile(run, of, (state->rank + step) % state->size, next);
+    return 0;
+}
+
+/* The tiles at `first`, which were announced; those at `next`, if the chunk has more, are copied meanwhile. They are
+ * announced only when these have been taken: an announcement waits until the one before it was, and ranks that wait
+ * for each other so would do it for ever. */
+static tutti_status run_tile(scattering *run, const chunk *of, int64_t first, int64_t next) {
+    bool more = next < of->first + of->rows;
+    int beside = more ? copy_ahead(run, of, next) : 0;
+    tutti_status status = take_all(run->state);
+    if (status == TUTTI_OK && more && beside == 0)
+        status = announce_all(run->state);
+    if (status == TUTTI_OK)
+        status = accept_tile(run, of, first, beside);
+    if (status == TUTTI_OK && beside > 0)
+        status = announce_all(run->state);
+    return status;
 }
 
 static tutti_status run_tiles(scattering *run, const chunk *of) {
     tutti_status status = TUTTI_OK;
-    for (int64_t first = of->first; first < of->first + of->rows && status == TUTTI_OK; first += run->plan->tile_rows)
-        status = run_tile(run, of, first);
+    for (int64_t first = of->first, next; first < of->first + of->rows && status == TUTTI_OK; first = next) {
+        next = first + run->plan->tile_rows;
+        status = run_tile(run, of, first, next);
+    }
     return status;
 }
 
@@ -124,8 +170,10 @@ static tutti_status hand_panel(scattering *run) {
     int panel = panel_at(run, run->now.handed++);
     tutti_status status = TUTTI_OK;
     for (int to = tu_panel_first(panels, panel); to < tu_panel_first(panels, panel + 1) && status == TUTTI_OK; to++)
-        if (to != run->state->rank)
-            status = hand_tile(run, &run->now, to, run->now.first);
+        if (to != run->state->rank) {
+            copy_tile(run, &run->now, to, run->now.first);
+            status = announce(run->state, to);
+        }
     return status;
 }
 
@@ -210,7 +258,7 @@ static tutti_status run_chunks(scattering *run, int64_t first) {
         status = make_chunk(run, first);
     if (status == TUTTI_OK)
         status = run_tiles(run, &run->now);
-    run->state->tiles += (uint64_t)((run->plan->rows + run->plan->tile_rows - 1) / run->plan->tile_rows);
+    run->state->ring_at = place_of(run, run->plan->rows + run->plan->tile_rows - 1);
     return status;
 }
 
@@ -219,9 +267,8 @@ static tutti_status run_chunks(scattering *run, int64_t first) {
 static tutti_status run_real(scattering *run) {
     const tu_scatter *plan = run->plan;
     tu_fused *state = run->state;
-    size_t bytes = tile_bytes(plan, 0);
-    state->own.slot_bytes = bytes;
-    state->own.fits = bytes == 0 || (state->memory != NULL && bytes <= state->slot_bytes);
+    size_t bytes = tile_bytes(plan, 0), ring = tu_fused_ring_for(state, (size_t)plan->rows * plan->row_bytes, bytes);
+    state->own.fits = bytes == 0 || (state->memory != NULL && ring <= state->ring_bytes);
     bool sent = bytes > 0 && state->own.fits;
     state->own.sent = sent;
     tutti_status status = tu_fused_publish(state, plan->signature, TUTTI_OK);
@@ -229,17 +276,15 @@ static tutti_status run_real(scattering *run) {
         return status;
     if (plan->prepare != NULL)
         plan->prepare(plan->context);
-    run->tile = state->tiles;
     if (sent)
         status = make_chunk(run, 0);
     if (status != TUTTI_OK)
         return tu_fused_give_up(state, plan->who);
     status = tu_fused_agree(state, plan->who);
     if (status == TUTTI_OK && !state->own.fits) /* on all ranks: their blocks have one size */
-        status = tu_fused_grow(state, 0, bytes);
+        status = tu_fused_grow(state, 0, ring);
     if (status != TUTTI_OK)
         return status;
-    run->tile = state->tiles;
     if (bytes > 0)
         status = run_chunks(run, sent ? plan->chunk_rows : 0);
     return status == TUTTI_OK ? TUTTI_OK : tu_fused_give_up(state, plan->who);
@@ -259,7 +304,7 @@ static tutti_status run_alone(scattering *run) {
             run->from[i] = own;
         status = plan->produce(plan->context, rank, 1, first, count, own);
         if (status == TUTTI_OK)
-            status = plan->accept(plan->context, first, count, run->from);
+            status = plan->accept(plan->context, first, count, run->from, NULL, 0);
     }
     return status;
 }
@@ -285,7 +330,7 @@ static tutti_status run_reference(scattering *run) {
     if (status == TUTTI_OK)
         status = tutti_all_to_all(plan->group, made, received, block, TUTTI_U8, NULL);
     if (status == TUTTI_OK)
-        status = plan->accept(plan->context, 0, plan->rows, run->from);
+        status = plan->accept(plan->context, 0, plan->rows, run->from, NULL, 0);
     tu_block_free(tu_self(), made, bytes);
     return status;
 }
@@ -336,9 +381,10 @@ static tutti_status run_any(scattering *run) {
 
 tutti_status tu_produce_and_scatter(const tu_scatter *scatter) {
     scattering run = { .plan = scatter };
-    size_t ranks = (size_t)tutti_group_size(scatter->group), list = ranks * sizeof *run.from,
+    size_t ranks = (size_t)tutti_group_size(scatter->group), list = ranks * (sizeof *run.from + sizeof *run.asides),
            chunks = ranks * chunk_bytes(scatter);
     run.from = tu_block_alloc(tu_self(), list);
+    run.asides = run.from != NULL ? (tu_aside *)(void *)(run.from + ranks) : NULL;
     run.made[0] = chunks > 0 ? tu_block_alloc(tu_self(), chunks) : NULL;
     tutti_status status = run.from == NULL || (chunks > 0 && run.made[0] == NULL)
                               ? tu_fused_refuse(scatter->group, scatter->who,

@@ -129,8 +129,8 @@ static void drop_workspace(tu_fused *state) {
     state->peers = NULL;
     state->memory = NULL;
     atomic_store_explicit(&state->bytes, 0, memory_order_relaxed);
-    state->half_bytes = state->slot_bytes = 0;
-    state->gathers = state->tiles = 0;
+    state->half_bytes = state->ring_bytes = state->ring_at = 0;
+    state->gathers = 0;
 }
 
 static void end_state(void *ended) {
@@ -285,9 +285,28 @@ char *tu_fused_half(const tu_fused *state, int rank) {
     return (char *)tutti_peers_buffer(state->peers, rank) + (state->gathers % 2) * state->half_bytes;
 }
 
-char *tu_fused_slot(const tu_fused *state, int rank, int from, uint64_t tile) {
-    size_t slot = (size_t)(tile % TU_FUSED_TILES) * (size_t)state->size + (size_t)from;
-    return (char *)tutti_peers_buffer(state->peers, rank) + 2 * state->half_bytes + slot * state->slot_bytes;
+/* ---- rings ---- */
+
+static size_t round_up(size_t bytes) {
+    return (bytes + TU_FUSED_ALIGN - 1) / TU_FUSED_ALIGN * TU_FUSED_ALIGN;
+}
+
+size_t tu_fused_ring_for(const tu_fused *state, size_t block_bytes, size_t tile_bytes) {
+    size_t tiles = TU_FUSED_TILES * round_up(tile_bytes),
+           share = block_bytes < TU_FUSED_SHORT ? 0 : TU_FUSED_RINGS / (size_t)(state->size - 1);
+    return round_up(tiles > share ? tiles : share);
+}
+
+size_t tu_fused_tile_place(const tu_fused *state, size_t tile_bytes, uint64_t index) {
+    size_t each = round_up(tile_bytes), before = (state->ring_bytes - state->ring_at) / each;
+    return index < before ? state->ring_at + (size_t)index * each
+                          : (size_t)(index - before) % (state->ring_bytes / each) * each;
+}
+
+/* A rank needs none for itself. */
+char *tu_fused_ring(const tu_fused *state, int rank, int from, size_t place) {
+    size_t ring = (size_t)(from < rank ? from : from - 1);
+    return (char *)tutti_peers_buffer(state->peers, rank) + 2 * state->half_bytes + ring * state->ring_bytes + place;
 }
 
 /* ---- the agreement ---- */
@@ -348,10 +367,6 @@ tutti_status tu_fused_agree(tu_fused *state, const char *who) {
 
 /* ---- growing ---- */
 
-static size_t round_up(size_t bytes) {
-    return (bytes + TU_FUSED_ALIGN - 1) / TU_FUSED_ALIGN * TU_FUSED_ALIGN;
-}
-
 /* How it went on each rank; the first failure is everybody's. */
 static tutti_status tell_all(tu_fused *state, tutti_status mine) {
     tutti_error_copy error;
@@ -372,15 +387,14 @@ static tutti_status tell_all(tu_fused *state, tutti_status mine) {
     return status;
 }
 
-tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t slot_bytes) {
+tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t ring_bytes) {
     size_t half = round_up(half_bytes > state->half_bytes ? half_bytes : state->half_bytes),
-           slot = round_up(slot_bytes > state->slot_bytes ? slot_bytes : state->slot_bytes);
+           ring = ring_bytes > state->ring_bytes ? ring_bytes : state->ring_bytes;
     tutti_memory *memory = NULL;
     tutti_peers *peers = NULL;
-    size_t ring = TU_FUSED_TILES * (size_t)state->size * slot;
+    size_t bytes = 2 * half + (size_t)(state->size - 1) * ring;
     drop_workspace(state); /* first: the old and the new one need not lie in memory together */
-    tutti_status status =
-        tell_all(state, tutti_memory_alloc(tutti_group_world(state->group), 2 * half + ring, NULL, &memory));
+    tutti_status status = tell_all(state, tutti_memory_alloc(tutti_group_world(state->group), bytes, NULL, &memory));
     if (status == TUTTI_OK)
         status = tutti_memory_rendezvous(memory, state->group, &peers);
     if (status != TUTTI_OK) {
@@ -391,7 +405,7 @@ tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t slot_bytes
     state->peers = peers;
     atomic_store_explicit(&state->bytes, tutti_memory_bytes(memory), memory_order_relaxed);
     state->half_bytes = half;
-    state->slot_bytes = slot;
+    state->ring_bytes = ring;
     return TUTTI_OK;
 }
 

@@ -5,15 +5,21 @@
  * THE WORKSPACE is one block of symmetric memory per group and rank:
  *
  *     half 0, half 1      shards that this rank has staged, for the others to read; gathers use the halves in turn
- *     ring                three slots for each rank, into which that rank writes tiles for this one
+ *     rings               one for each of the others, into which that rank writes tiles for this one
  *
  * A CALL begins with an all-gather of records, started and not waited for: what this rank is about to do, and where its
  * shards lie. It takes the call's number in the group, so that another operation on some rank is a mismatch as
  * everywhere else; its result is the agreement.
  *
  * WHY NOTHING IS OVERWRITTEN TOO EARLY. A half is written again in the next call but one. Between the two lies an
- * agreement, which each rank reaches only after it has read what it needed of the earlier call. A slot of the ring is
- * written again three tiles later, and a signal waits until the one before it was taken: see tutti/peers.h.
+ * agreement, which each rank reaches only after it has read what it needed of the earlier call. A tile may be written
+ * when all but the last two have been read: a signal waits until the one before it was taken (tutti/peers.h), and who
+ * has taken it is done with the tile before that. Tiles lie one behind the other, from the beginning again where the
+ * next would not fit; a ring has room for four of the largest, so that none falls on one of the two before it.
+ *
+ * WHY A RING IS LARGER THAN THAT. Between cores that share a cache ordinary stores are quickest, but only to lines that
+ * have left the caches of the core that has read them: so a rank's rings are twice as large as the second cache of
+ * today's cores.
  */
 #ifndef TU_FUSED_WORKSPACE_H
 #define TU_FUSED_WORKSPACE_H
@@ -23,13 +29,16 @@
 #include <tutti/collective.h>
 #include <tutti/peers.h>
 
+#include "collective/arrival.h"
 #include "tensor/operator.h"
 
-#define TU_FUSED_PARTS 8    /* tensors that are gathered together */
-#define TU_FUSED_TILES 3    /* slots of the ring */
-#define TU_FUSED_CHANNEL 0  /* of the signals that announce tiles */
-#define TU_FUSED_ALIGN 128u /* of parts in a half, and of slots */
-#define TU_FUSED_TEXT 200   /* characters of a call in words */
+#define TU_FUSED_PARTS 8                  /* tensors that are gathered together */
+#define TU_FUSED_TILES 4                  /* that a ring has room for at least */
+#define TU_FUSED_RINGS ((size_t)2 << 20)  /* bytes of all rings of a rank */
+#define TU_FUSED_SHORT ((size_t)16 << 10) /* blocks that are copied by ordinary stores in any case */
+#define TU_FUSED_CHANNEL 0                /* of the signals that announce tiles */
+#define TU_FUSED_ALIGN 128u               /* of parts in a half, and of tiles */
+#define TU_FUSED_TEXT 200                 /* characters of a call in words */
 
 /* Where one part of a rank's shards lies, as told to the others. */
 typedef struct tu_fused_place {
@@ -41,8 +50,7 @@ typedef struct tu_fused_place {
 
 /* What a rank tells the others of its call. */
 typedef struct tu_fused_record {
-    uint64_t signature; /* of what must be equal on all ranks */
-    uint64_t half_bytes, slot_bytes;
+    uint64_t signature;  /* of what must be equal on all ranks */
     int32_t status;      /* of this rank's preparations; not OK: the call fails on all */
     uint16_t fits, sent; /* the workspace is large enough; one tile is on its way to every other rank */
     tu_fused_place places[TU_FUSED_PARTS];
@@ -65,11 +73,13 @@ typedef struct tu_fused {
     int rank, size;
     tutti_memory *memory; /* NULL: none yet */
     tutti_peers *peers;   /* of it, during a call */
-    size_t half_bytes, slot_bytes;
-    uint64_t gathers, tiles; /* so far, equal on all ranks */
-    bool meets_in_vain;      /* a rendezvous of inputs has failed: they are staged from then on */
-    tutti_work *work;        /* of the agreement under way */
-    const char *who;         /* whose it is */
+    size_t half_bytes, ring_bytes;
+    uint64_t gathers;     /* so far, equal on all ranks */
+    size_t ring_at;       /* where the next tile lies, if it fits; likewise */
+    tu_stage_watch watch; /* of the copies to rings */
+    bool meets_in_vain;   /* a rendezvous of inputs has failed: they are staged from then on */
+    tutti_work *work;     /* of the agreement under way */
+    const char *who;      /* whose it is */
     tu_fused_record own;
     tu_fused_record *records; /* one per rank */
     bool *came, *done;        /* of a gather, one per rank: its record has been read; its shards have been consumed */
@@ -105,12 +115,17 @@ tutti_status tu_fused_publish(tu_fused *state, const tu_fused_signature *signatu
 /* Waits for the others' records. An error where one of them failed or differs, the same on all ranks. */
 tutti_status tu_fused_agree(tu_fused *state, const char *who);
 
-/* Makes halves and slots at least that large. Every rank calls it after an agreement, with the same sizes. */
-tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t slot_bytes);
+/* Makes halves and rings at least that large. Every rank calls it after an agreement, with the same sizes. */
+tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t ring_bytes);
 
-/* A rank's half of the current gather, and the slot of a tile from `from` in `rank`'s ring, as mapped here. */
+/* A rank's half of the current gather, as mapped here. */
 char *tu_fused_half(const tu_fused *state, int rank);
-char *tu_fused_slot(const tu_fused *state, int rank, int from, uint64_t tile);
+
+/* Bytes of a ring for blocks of that size in tiles of at most that size. */
+size_t tu_fused_ring_for(const tu_fused *state, size_t block_bytes, size_t tile_bytes);
+/* Where the index-th tile from now on lies in a ring, and that place in `rank`'s ring for `from`, as mapped here. */
+size_t tu_fused_tile_place(const tu_fused *state, size_t tile_bytes, uint64_t index);
+char *tu_fused_ring(const tu_fused *state, int rank, int from, size_t place);
 
 /* This rank cannot take part at all, for the thread's error: tells the others, whose call fails like this one. From
  * within a callback nobody is told: the others have begun no such call that could be told apart from the one under way.

@@ -44,9 +44,9 @@ TU_SHARED void tu_reduce_many(void *const *to, int to_count, const void *const *
                               tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags);
 
 /* The same, with a copy beside it. */
-void tu_reduce_beside(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
-                      tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags,
-                      const tu_aside *aside);
+TU_SHARED void tu_reduce_beside(void *const *to, int to_count, const void *const *from, int from_count, size_t count,
+                                tutti_dtype dtype, tutti_reduction reduction, const double *factors, unsigned flags,
+                                const tu_aside *aside);
 
 /* The same into one destination. */
 static inline void tu_reduce(void *to, const void *const *from, int from_count, size_t count, tutti_dtype dtype,

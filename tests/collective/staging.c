@@ -149,33 +149,33 @@ TEST_LIMIT(outputs_past_the_cache_and_staging_through_it_go_together, 120) {
 /* ---- which stores ---- */
 
 TEST(staging_that_was_slow_twice_goes_past_the_cache_until_two_trials_are_quick) {
-    tu_collective state = { .stage_watched = true };
-    tu_stage_judge(&state, 65536, 3000);
+    tu_collective state = { .watch.watched = true };
+    tu_stage_judge(&state.watch, 65536, 3000);
     CHECK_EQ(tu_ring_flags(&state, 65536), 0);
-    tu_stage_judge(&state, 65536, 30000); /* once: it may have been interrupted */
+    tu_stage_judge(&state.watch, 65536, 30000); /* once: it may have been interrupted */
     CHECK_EQ(tu_ring_flags(&state, 65536), 0);
-    tu_stage_judge(&state, 65536, 3000);
-    tu_stage_judge(&state, 65536, 30000);
+    tu_stage_judge(&state.watch, 65536, 3000);
+    tu_stage_judge(&state.watch, 65536, 30000);
     CHECK_EQ(tu_ring_flags(&state, 65536), 0);
-    tu_stage_judge(&state, 65536, 30000);
+    tu_stage_judge(&state.watch, 65536, 30000);
     CHECK_EQ(tu_ring_flags(&state, 65536), TU_KERNEL_STREAM);
-    tu_stage_judge(&state, 16384, 7000); /* a trial that fails changes nothing */
+    tu_stage_judge(&state.watch, 16384, 7000); /* a trial that fails changes nothing */
     CHECK_EQ(tu_ring_flags(&state, 65536), TU_KERNEL_STREAM);
-    tu_stage_judge(&state, 16384, 800); /* one that is quick may have been lucky */
+    tu_stage_judge(&state.watch, 16384, 800); /* one that is quick may have been lucky */
     CHECK_EQ(tu_ring_flags(&state, 65536), TU_KERNEL_STREAM);
-    tu_stage_judge(&state, 16384, 7000);
-    tu_stage_judge(&state, 16384, 800);
+    tu_stage_judge(&state.watch, 16384, 7000);
+    tu_stage_judge(&state.watch, 16384, 800);
     CHECK_EQ(tu_ring_flags(&state, 65536), TU_KERNEL_STREAM);
-    tu_stage_judge(&state, 16384, 800);
+    tu_stage_judge(&state.watch, 16384, 800);
     CHECK_EQ(tu_ring_flags(&state, 65536), 0);
-    int interval = state.trial_interval; /* trials become rarer with every time that they have misled */
-    tu_stage_judge(&state, 65536, 30000);
-    tu_stage_judge(&state, 65536, 30000);
-    CHECK(tu_ring_flags(&state, 65536) == TU_KERNEL_STREAM && state.trial_interval > interval);
+    int interval = state.watch.trial_interval; /* trials become rarer with every time that they have misled */
+    tu_stage_judge(&state.watch, 65536, 30000);
+    tu_stage_judge(&state.watch, 65536, 30000);
+    CHECK(tu_ring_flags(&state, 65536) == TU_KERNEL_STREAM && state.watch.trial_interval > interval);
 }
 
 TEST(a_tuning_file_that_says_how_to_stage_is_obeyed) {
-    tu_collective state = { .stage_stream = 1000, .stages_far = true };
+    tu_collective state = { .stage_stream = 1000, .watch.far = true };
     CHECK_EQ(tu_ring_flags(&state, 999), 0);
     CHECK_EQ(tu_ring_flags(&state, 1000), TU_KERNEL_STREAM);
 }

@@ -140,7 +140,7 @@ TEST_WORLD(the_workspace_is_used_again_and_bounded_by_the_largest_call, 2) {
             bytes = tt_fused_workspace_bytes(group);
         CHECK_EQ(tt_fused_workspace_bytes(group), bytes);
     }
-    CHECK_EQ(bytes, 2 * 128 * 16 * 4 + 3 * 2 * 64 * 8 * 4); /* two shards, and three tiles from each rank */
+    CHECK_EQ(bytes, 2 * 128 * 16 * 4 + 4 * 64 * 8 * 4); /* two shards, and four tiles from the other rank */
     END;
 }
 

@@ -205,8 +205,10 @@ static tutti_status make_rows(void *context, int rank, int ranks, int64_t first,
 }
 
 /* Tiles of a chunk are added when another thread is at the next one. */
-static tutti_status add_rows(void *context, int64_t first, int64_t count, const void *const *from) {
+static tutti_status add_rows(void *context, int64_t first, int64_t count, const void *const *from,
+                             const tu_aside *copies, int copy_count) {
     exchange *all = context;
+    (void)copies, (void)copy_count;
     int64_t chunk = first / CHUNK;
     atomic_store(&all->adding[chunk], 1);
     if (!all->calm && chunk < ROWS / CHUNK - 1)
