@@ -13,7 +13,7 @@
 #define PIECE 2048 /* elements, at most; */
 #define LEAST 256  /* and at least, however many buffers there are */
 #define UNBUFFERED 32768
-#define TILE_COLUMNS 256 /* of a piece behind a product, at most; no more than LEAST */
+#define TILE_ROWS 8 /* of a piece behind a product, at least */
 
 /* ---- actions ---- */
 
@@ -201,7 +201,8 @@ static void place(tu_nest *nest, pool *buffers, const bool *repeated, const bool
 
 static void set_piece(tu_nest *nest, int64_t elements) {
     if (nest->tiled) {
-        nest->piece_columns = nest->columns < TILE_COLUMNS ? nest->columns : TILE_COLUMNS;
+        int64_t most = elements / TILE_ROWS;
+        nest->piece_columns = nest->columns < most ? nest->columns : most;
         nest->piece_rows = elements / nest->piece_columns;
         return;
     }

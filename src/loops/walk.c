@@ -306,12 +306,15 @@ static void begin_epilogue(tu_epilogue *own, void *out) {
     epilogue->begun = true;
 }
 
+/* Of a part with shorter rows than a piece has, more of them are a piece. */
 static void run_part(piece *now, int64_t row, int64_t rows, int64_t column, int64_t columns) {
     const tu_nest *nest = now->job->nest;
-    for (int64_t i = 0; i < rows; i += nest->piece_rows)
-        for (int64_t j = 0; j < columns; j += nest->piece_columns) {
-            now->rows = rows - i < nest->piece_rows ? rows - i : nest->piece_rows;
-            now->columns = columns - j < nest->piece_columns ? columns - j : nest->piece_columns;
+    int64_t wide = columns < nest->piece_columns ? columns : nest->piece_columns,
+            high = nest->piece_rows * nest->piece_columns / wide;
+    for (int64_t i = 0; i < rows; i += high)
+        for (int64_t j = 0; j < columns; j += wide) {
+            now->rows = rows - i < high ? rows - i : high;
+            now->columns = columns - j < wide ? columns - j : wide;
             now->count = now->rows * now->columns;
             set_data(now, 0, row + i, column + j);
             run_piece(now);

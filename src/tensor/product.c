@@ -4,8 +4,10 @@
  *
  * The depth is walked in blocks of TU_PRODUCT_DEPTH: an element is a chain of fma over the first block, plus the chain
  * over the second, and so on. That order is the same at every level, for every shape and number of threads, so that the
- * bits are, and rows of a product are the product of rows. Of a block of rows the left matrix is packed once, by all;
- * then each thread takes panels of the right one, packs them into a buffer that stays in its cache, and multiplies.
+ * bits are, and rows of a product are the product of rows. There are two ways through it. Panel by panel: of a block of
+ * rows the left matrix is packed once, by all; then each thread takes panels of the right one, packs them into a buffer
+ * that stays in its cache, and multiplies. Rows first: the right matrix is packed once, by all; then each thread takes
+ * blocks of rows, whose part of the result stays in its cache until it is final.
  */
 #include <stdatomic.h>
 
@@ -14,12 +16,15 @@
 #include "tensor/gemm.h"
 #include "tensor/kernel/kernels.h"
 #include "tensor/parallel.h"
+#include "tensor/process.h"
 #include "tensor/thread.h"
 
-#define ROWS 1536        /* of the left matrix that are packed at once: whole tiles at every level */
-#define FEW_PANELS 2     /* with so many, packing the left matrix is not worth it */
-#define PART (256 << 10) /* bytes of the result that an epilogue gets at once */
-#define LEAST 32768      /* multiplications that are worth a thread */
+#define ROWS 1536          /* of the left matrix that are packed at once: whole tiles at every level */
+#define FEW_PANELS 2       /* with so many, packing the left matrix is not worth it */
+#define PART (256 << 10)   /* bytes of the result that an epilogue gets at once */
+#define LEAST 32768        /* multiplications that are worth a thread */
+#define MANY_ROWS 768      /* with so many, it may pay to pack the right matrix as a whole */
+#define RESULT (512 << 10) /* bytes of the result that stay in the second cache while its rows are made */
 
 typedef struct product {
     const tu_tensor_kernels *kernels;
@@ -183,15 +188,104 @@ static product product_of(tutti_dtype dtype, int64_t rows, int64_t columns, int6
                       .depth = depth };
 }
 
+/* ---- rows first ---- */
+
+typedef struct packing {
+    product of;
+    char *to;
+} packing;
+
+/* Of every block of the depth, the panels from begin to end. */
+static void pack_panels(void *context, int64_t begin, int64_t end) {
+    const packing *job = context;
+    const product *of = &job->of;
+    int64_t wide = of->kernels->panel[of->type], first = begin * wide,
+            last = end * wide < of->columns ? end * wide : of->columns;
+    for (int64_t inner = 0; inner < of->depth; inner += TU_PRODUCT_DEPTH) {
+        int64_t depth = of->depth - inner < TU_PRODUCT_DEPTH ? of->depth - inner : TU_PRODUCT_DEPTH;
+        of->kernels->pack[of->type](
+            depth, last - first,
+            (const char *)of->right.data + (inner * of->right.row + first * of->right.column) * of->element,
+            of->right.row, of->right.column, job->to + (inner * padded_columns(of) + first * depth) * of->element);
+    }
+}
+
+static void pack_right(packing *job) {
+    const product *of = &job->of;
+    int64_t wide = of->kernels->panel[of->type];
+    tu_parallel((of->columns + wide - 1) / wide, 1 + LEAST / (of->depth * wide), pack_panels, job);
+}
+
+typedef struct by_rows {
+    product whole; /* with its right matrix packed, and without its epilogue: */
+    tu_epilogue *epilogue;
+    int64_t blocks;
+    bool add;
+    _Atomic bool out_of_memory;
+} by_rows;
+
+/* The first row of a block: tiles are shared out evenly. */
+static int64_t first_of(const by_rows *job, int64_t index) {
+    int64_t tile = job->whole.kernels->tile_rows, tiles = (job->whole.rows + tile - 1) / tile;
+    int64_t row = tiles * index / job->blocks * tile;
+    return row < job->whole.rows ? row : job->whole.rows;
+}
+
+static void multiply_blocks(void *context, int64_t begin, int64_t end) {
+    by_rows *job = context;
+    for (int64_t i = begin; i < end; i++) {
+        product block;
+        int64_t first = first_of(job, i), count = first_of(job, i + 1) - first;
+        if (!multiply_rows(&block, &job->whole, first, count, job->add)) {
+            atomic_store_explicit(&job->out_of_memory, true, memory_order_relaxed);
+            return;
+        }
+        if (job->epilogue != NULL)
+            job->epilogue->part(job->epilogue, first, count, 0, job->whole.columns);
+    }
+}
+
+/* Rows first pays where every element is written several times, once for each block of the depth, and where an
+ * epilogue goes over what was made: whole rows lie in memory one behind the other, as its other tensors do. */
+static bool wants_rows(const product *whole) {
+    if (whole->rows < MANY_ROWS || whole->columns <= FEW_PANELS * whole->kernels->panel[whole->type])
+        return false;
+    return whole->epilogue != NULL || (whole->depth > TU_PRODUCT_DEPTH && whole->columns <= whole->rows);
+}
+
+/* Whole rows of a block's result fill its share of the cache, and every thread has as many blocks. */
+static int64_t blocks_of(const product *whole) {
+    int64_t rows = RESULT / (whole->columns * whole->element), threads = tu_process_compute_threads();
+    rows = rows < 96 ? 96 : rows > TU_PRODUCT_DEPTH ? TU_PRODUCT_DEPTH : rows;
+    return (whole->rows + rows * threads - 1) / (rows * threads) * threads;
+}
+
+static bool multiply_by_rows(const product *whole, bool add) {
+    by_rows job = { .whole = *whole, .epilogue = whole->epilogue, .blocks = blocks_of(whole), .add = add };
+    size_t bytes = (size_t)(padded_columns(whole) * whole->depth * whole->element);
+    packing right = { *whole, tu_block_alloc(tu_self(), bytes) };
+    if (right.to == NULL)
+        return false;
+    pack_right(&right);
+    job.whole.packed_right = right.to;
+    job.whole.epilogue = NULL;
+    tu_parallel(job.blocks, 1, multiply_blocks, &job);
+    tu_block_free(tu_self(), right.to, bytes);
+    return !atomic_load_explicit(&job.out_of_memory, memory_order_relaxed);
+}
+
 static tutti_status multiply_all(const product *whole, bool add) {
     int64_t block = block_of(whole->rows);
-    for (int64_t first = 0; first < whole->rows; first += block) {
+    bool by_rows = whole->packed_right == NULL && whole->parts == NULL && wants_rows(whole), done = true;
+    if (by_rows)
+        done = multiply_by_rows(whole, add);
+    for (int64_t first = 0; first < whole->rows && !by_rows && done; first += block) {
         product job;
-        if (!multiply_rows(&job, whole, first, whole->rows - first < block ? whole->rows - first : block, add))
-            return tu_error_memory("packed parts of a matrix product",
-                                   (size_t)(block * TU_PRODUCT_DEPTH * whole->element));
+        done = multiply_rows(&job, whole, first, whole->rows - first < block ? whole->rows - first : block, add);
     }
-    return TUTTI_OK;
+    return done ? TUTTI_OK
+                : tu_error_memory("packed parts of a matrix product",
+                                  (size_t)(block * TU_PRODUCT_DEPTH * whole->element));
 }
 
 tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
@@ -230,26 +324,6 @@ tutti_status tu_product_of_parts(tutti_dtype dtype, const tu_matrix *parts, int6
 
 /* ---- one right matrix and several left ones ---- */
 
-typedef struct packing {
-    product of;
-    char *to;
-} packing;
-
-/* Of every block of the depth, the panels from begin to end. */
-static void pack_panels(void *context, int64_t begin, int64_t end) {
-    const packing *job = context;
-    const product *of = &job->of;
-    int64_t wide = of->kernels->panel[of->type], first = begin * wide,
-            last = end * wide < of->columns ? end * wide : of->columns;
-    for (int64_t inner = 0; inner < of->depth; inner += TU_PRODUCT_DEPTH) {
-        int64_t depth = of->depth - inner < TU_PRODUCT_DEPTH ? of->depth - inner : TU_PRODUCT_DEPTH;
-        of->kernels->pack[of->type](
-            depth, last - first,
-            (const char *)of->right.data + (inner * of->right.row + first * of->right.column) * of->element,
-            of->right.row, of->right.column, job->to + (inner * padded_columns(of) + first * depth) * of->element);
-    }
-}
-
 size_t tu_product_packed_bytes(tutti_dtype dtype, int64_t columns, int64_t depth) {
     product of = product_of(dtype, 0, columns, depth);
     return (size_t)(padded_columns(&of) * depth * of.element);
@@ -257,9 +331,8 @@ size_t tu_product_packed_bytes(tutti_dtype dtype, int64_t columns, int64_t depth
 
 void tu_product_pack(tutti_dtype dtype, int64_t columns, int64_t depth, tu_matrix right, void *packed) {
     packing job = { product_of(dtype, 0, columns, depth), packed };
-    int64_t wide = job.of.kernels->panel[job.of.type];
     job.of.right = right;
-    tu_parallel((columns + wide - 1) / wide, 1 + LEAST / (depth * wide), pack_panels, &job);
+    pack_right(&job);
 }
 
 tutti_status tu_product_packed(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,

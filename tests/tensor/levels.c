@@ -292,6 +292,33 @@ TEST(rows_of_a_product_are_the_product_of_the_rows) {
     }
 }
 
+/* With many rows the right matrix is packed as a whole, with few it is not: nobody can tell by the bits. */
+TEST(a_product_of_many_rows_has_the_bits_of_products_of_few) {
+    static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_F64 };
+    int before = openblas_get_num_threads();
+    for (tu_instructions level = TU_REFERENCE; level < TU_INSTRUCTIONS_END; level++) {
+        if (!test_instructions(level) || !tu_product_is_ours(TUTTI_F32))
+            continue;
+        for (int which = 0; which < 8; which++) {
+            tt_scope scope = tt_scope_open();
+            openblas_set_num_threads(which % 2 == 0 ? 1 : 3);
+            tutti_dtype dtype = dtypes[which / 2 % 2];
+            tt_tensor *x = tt_to(tt_randn(tt_shape(901, 400), TUTTI_F32, NULL), dtype),
+                      *y = tt_to(tt_randn(tt_shape(150, 400), TUTTI_F32, NULL), dtype);
+            if (which >= 4) /* columns that lie side by side */
+                x = tt_transpose(tt_contiguous(tt_transpose(x, 0, 1)), 0, 1);
+            y = which >= 4 ? tt_contiguous(tt_transpose(y, 0, 1)) : tt_transpose(y, 0, 1);
+            tt_tensor *whole = tt_matmul(x, y);
+            for (int64_t row = 0; row < 901; row += 300) {
+                int64_t end = row + 300 < 901 ? row + 300 : 901;
+                CHECK(tt_equal(tt_slice(whole, 0, row, end, 1), tt_matmul(tt_slice(x, 0, row, end, 1), y)));
+            }
+            CHECK_OK(tt_scope_close(&scope));
+        }
+    }
+    openblas_set_num_threads(before);
+}
+
 /* ---- the whole table ---- */
 
 #define MADE 8
