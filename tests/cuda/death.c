@@ -46,7 +46,7 @@ TEST_LIMIT(a_dead_rank_ends_the_kernels_that_wait_for_it, 120) {
     CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, gpu_ranks(), run, NULL), TUTTI_ERROR_DEAD);
 }
 
-/* spec: test_free_after_device_assert. A kernel fails; whether the program has noticed or not, what is released and
+/* A kernel fails; whether the program has noticed or not, what is released and
  * closed afterwards neither crashes nor waits. */
 static tutti_status fail_and_free(tutti_world *world, void *argument) {
     const bool *observed = argument;

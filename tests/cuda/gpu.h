@@ -45,6 +45,11 @@ static inline void gpu_needed(void) {
         SKIP("the CUDA backend was not built");
 }
 
+static inline void gpu_ranks_needed(int least) {
+    if (gpu_ranks() < least)
+        SKIP("it takes %d ranks, and TEST_GPU_RANKS says %d", least, gpu_ranks());
+}
+
 #define GPU_PINNED ((size_t)1 << 20)
 static _Thread_local void *gpu_pinned; /* of this rank, for reading */
 
@@ -119,8 +124,10 @@ static inline void gpu_lockstep(tutti_group *group) {
 
 #define ON_STREAM TUTTI_OPTIONS(tutti_call, .stream = stream)
 
-/* A test whose body runs on every rank, as threads and as processes, with the driver ready. */
-#define TEST_GPU(sentence)                                                  \
+/* A test whose body runs on every rank, as threads and as processes, with the driver ready; skipped with fewer than
+ * `least` ranks. */
+#define TEST_GPU(sentence) TEST_GPU_OF(1, sentence)
+#define TEST_GPU_OF(least, sentence)                                        \
     static void on_gpu_##sentence(tutti_world *world);                      \
     static void rank_##sentence(tutti_world *world, void *argument) {       \
         (void)argument;                                                     \
@@ -130,11 +137,13 @@ static inline void gpu_lockstep(tutti_group *group) {
     }                                                                       \
     TEST_LIMIT(sentence##_as_threads, 45) {                                 \
         gpu_needed();                                                       \
+        gpu_ranks_needed(least);                                            \
         test_threads(gpu_ranks(), rank_##sentence, NULL);                   \
         _exit(0); /* the driver keeps descriptors and threads of its own */ \
     }                                                                       \
     TEST_LIMIT(sentence##_as_processes, 45) {                               \
         gpu_needed();                                                       \
+        gpu_ranks_needed(least);                                            \
         test_processes(gpu_ranks(), rank_##sentence, NULL);                 \
     }                                                                       \
     static void on_gpu_##sentence(tutti_world *world)

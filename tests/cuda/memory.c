@@ -115,7 +115,8 @@ TEST_GPU(signals_order_data_between_streams_of_ranks) {
     tutti_memory_release(memory);
 }
 
-TEST_GPU(a_wait_for_a_signal_that_runs_out_of_time_ends_that_wait_alone) { /* spec: test_wait_signal_timeout */
+/* A wait for a signal that runs out of time ends that wait alone. */
+TEST_GPU(wait_signal_timeout) {
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     tutti_memory *memory = gpu_symmetric(world, 4096);
@@ -143,7 +144,7 @@ TEST_GPU(a_wait_for_a_signal_that_runs_out_of_time_ends_that_wait_alone) { /* sp
     tutti_memory_release(memory);
 }
 
-TEST_GPU(a_signal_that_nobody_takes_runs_out_of_time_alone) { /* spec: test_put_signal_timeout */
+TEST_GPU(a_signal_that_nobody_takes_runs_out_of_time_alone) { /* as rows.c, put_signal_timeout, on every rank */
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group), size = tutti_group_size(group), next = (rank + 1) % size;
     tutti_memory *memory = gpu_symmetric(world, 4096);
@@ -164,7 +165,8 @@ TEST_GPU(a_signal_that_nobody_takes_runs_out_of_time_alone) { /* spec: test_put_
     tutti_memory_release(memory);
 }
 
-TEST_GPU(a_barrier_that_runs_out_of_time_ends_the_group) { /* spec: test_barrier_timeout */
+/* A barrier that runs out of time ends the group. */
+TEST_GPU(barrier_timeout) {
     tutti_group *group = tutti_world_group(world);
     tutti_memory *memory = gpu_symmetric(world, 4096);
     tutti_peers *peers;
@@ -206,7 +208,8 @@ TEST_GPU(words_are_set_and_written_in_stream_order) {
     CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
 }
 
-TEST_GPU(the_devices_of_this_process_have_a_matrix_of_links) { /* spec: test_cuda_nvlink_connectivity_detection */
+/* The devices of this process have a matrix of links. */
+TEST_GPU(cuda_nvlink_connectivity_detection) {
     tutti_connectivity *connectivity;
     tutti_memory *memory = gpu_symmetric(world, 64);
     tutti_status status = tutti_connectivity_devices(world, TUTTI_CUDA, &connectivity);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Several streams of one group: signals, barriers and collectives on them come one after the other, as they were
- * called.
+ * called. Tests that PyTorch has, too, have their names (rows.c).
  */
 #include <pthread.h>
 
@@ -38,8 +38,8 @@ static void end(bench *bench) {
     tutti_memory_release(bench->memory);
 }
 
-/* spec: test_stream_serialization_barrier_two_streams */
-TEST_GPU(barriers_on_two_streams_of_one_group_do_not_steal_each_others_words) {
+/* Barriers on two streams of one group do not steal each other's words. */
+TEST_GPU(stream_serialization_barrier_two_streams) {
     bench bench;
     begin(&bench, world);
     for (int round = 0; round < 10; round++) {
@@ -51,8 +51,8 @@ TEST_GPU(barriers_on_two_streams_of_one_group_do_not_steal_each_others_words) {
     end(&bench);
 }
 
-/* spec: test_stream_serialization_put_wait_two_streams */
-TEST_GPU(signals_on_two_streams_of_one_group_are_ordered) {
+/* Signals on two streams of one group are ordered. */
+TEST_GPU(stream_serialization_put_wait_two_streams) {
     bench bench;
     begin(&bench, world);
     for (int round = 0; round < 10; round++) {
@@ -66,8 +66,8 @@ TEST_GPU(signals_on_two_streams_of_one_group_are_ordered) {
     end(&bench);
 }
 
-/* spec: test_stream_serialization_waits_on_pad_kernel_only */
-TEST_GPU(only_the_earlier_operation_is_waited_for_not_what_comes_after_it_on_its_stream) {
+/* Only the earlier operation is waited for, not what comes after it on its stream. */
+TEST_GPU(stream_serialization_waits_on_pad_kernel_only) {
     bench bench;
     begin(&bench, world);
     CHECK_OK(tutti_peers_barrier(bench.peers, 0, ON(bench.first)));
@@ -93,8 +93,8 @@ static void *barriers_of_another_thread(void *argument) {
     return NULL;
 }
 
-/* spec: test_stream_serialization_concurrent_threads */
-TEST_GPU(two_host_threads_may_use_one_group_each_on_its_stream) {
+/* Two host threads may use one group, each on its stream. */
+TEST_GPU(stream_serialization_concurrent_threads) {
     bench bench;
     begin(&bench, world);
     other_thread other = { .bench = &bench };
@@ -117,8 +117,8 @@ static CUgraph capture_two(bench *bench, tutti_peers *one, tutti_peers *two) {
     return graph_end(bench->first);
 }
 
-/* spec: test_stream_serialization_graph_dependency */
-TEST_GPU(in_a_capture_the_order_is_an_edge_of_the_graph_for_one_group_and_none_for_two) {
+/* In a capture the order is an edge of the graph for one group, and none for two. */
+TEST_GPU(stream_serialization_graph_dependency) {
     bench bench;
     begin(&bench, world);
     tutti_memory *another = gpu_symmetric(world, 4096);
@@ -141,8 +141,8 @@ TEST_GPU(in_a_capture_the_order_is_an_edge_of_the_graph_for_one_group_and_none_f
     end(&bench);
 }
 
-/* spec: test_stream_serialization_one_shot_all_reduce */
-TEST_GPU(collectives_on_two_streams_of_one_group_see_each_others_results) {
+/* Collectives on two streams of one group see each other's results. */
+TEST_GPU(stream_serialization_one_shot_all_reduce) {
     bench bench;
     begin(&bench, world);
     float *data = tutti_memory_data(bench.memory), host[1000], expected = 1;
@@ -163,8 +163,8 @@ TEST_GPU(collectives_on_two_streams_of_one_group_see_each_others_results) {
     end(&bench);
 }
 
-/* spec: test_stream_serialization_cuda_graph_capture */
-TEST_GPU(a_captured_barrier_replays) {
+/* A captured barrier replays. */
+TEST_GPU(stream_serialization_cuda_graph_capture) {
     bench bench;
     begin(&bench, world);
     graph_begin(bench.first);
@@ -179,8 +179,8 @@ TEST_GPU(a_captured_barrier_replays) {
     end(&bench);
 }
 
-/* spec: test_stream_serialization_capture_without_replay */
-TEST_GPU(a_capture_that_never_runs_holds_nobody_up) {
+/* A capture that never runs holds nobody up. */
+TEST_GPU(stream_serialization_capture_without_replay) {
     bench bench;
     begin(&bench, world);
     graph_begin(bench.first);
@@ -191,8 +191,8 @@ TEST_GPU(a_capture_that_never_runs_holds_nobody_up) {
     end(&bench);
 }
 
-/* spec: test_stream_serialization_cuda_graph_forked_streams */
-TEST_GPU(a_graph_of_forked_streams_replays_and_leaves_the_users_pad_alone) {
+/* A graph of forked streams replays, and leaves the user's pad alone. */
+TEST_GPU(stream_serialization_cuda_graph_forked_streams) {
     bench bench;
     begin(&bench, world);
     graph_begin(bench.first);
@@ -238,8 +238,8 @@ TEST_GPU(a_work_is_joined_to_a_stream_without_the_host_waiting) {
     end(&bench);
 }
 
-/* spec: test_alloc_rendezvous_on_current_stream */
-TEST_GPU(a_block_can_be_cleared_on_the_callers_stream) {
+/* A block is cleared on the caller's stream, and its rendezvous waits for that. */
+TEST_GPU(alloc_rendezvous_on_current_stream) {
     tutti_group *group = tutti_world_group(world);
     tutti_memory *memory;
     uint32_t *host = malloc(1 << 20);

@@ -84,8 +84,8 @@ TEST_LIMIT(seventy_two_thread_ranks_make_a_group_on_a_gpu, 120) {
     _exit(0);
 }
 
-/* spec: test_free_waits_for_pending_work */
-TEST_GPU(freeing_waits_for_what_the_rank_has_in_its_streams) {
+/* Freeing waits for what the rank has in its streams. */
+TEST_GPU(free_waits_for_pending_work) {
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group), size = tutti_group_size(group);
     float *result = gpu_private(1 << 20), host[16];
@@ -128,12 +128,9 @@ TEST_GPU(more_than_1023_rendezvous_of_a_group_are_all_used_where_they_lie) {
     }
 }
 
-/* spec: test_subgroup, test_rendezvous_after_strict_subgroup, test_rendezvous_on_overlapping_subgroups */
-TEST_GPU(sub_groups_meet_and_compute_on_one_block_each_by_itself) {
+TEST_GPU_OF(3, sub_groups_meet_and_compute_on_one_block_each_by_itself) {
     tutti_group *all = tutti_world_group(world), *low, *high;
     int rank = tutti_group_rank(all), size = tutti_group_size(all), half = size / 2;
-    if (size < 3)
-        return; /* nothing to divide */
     int ranks[64];
     for (int i = 0; i < size; i++)
         ranks[i] = i;

@@ -4,80 +4,9 @@
  * rank computes also runs with the stand-in for the driver; worlds of several ranks need a GPU, on which all of them
  * are.
  */
-#include <dlfcn.h>
 #include <signal.h>
-#include <unistd.h>
 
-#include <tutti/streams.h>
-
-#include "../tensor/device.h"
-#include "support.h"
-
-/* ---- what all of them need ---- */
-
-static tt_tensor *there(tt_tensor *x) {
-    return tt_to_device(x, test_device());
-}
-
-static tt_tensor *back(tt_tensor *x) {
-    return tt_to_device(x, TUTTI_CPU);
-}
-
-static int gpu_ranks(void) {
-    const char *text = getenv("TEST_GPU_RANKS");
-    return text != NULL ? atoi(text) : 2;
-}
-
-/* Asks without initialising the driver: worlds of processes fork from here. */
-static void gpu_needed(void) {
-    const char *name = getenv("TEST_DEVICE");
-    if (name == NULL || name[0] == 0)
-        SKIP("this is the cpu");
-    if (access("/dev/nvidiactl", F_OK) != 0)
-        SKIP("no GPU on this machine");
-}
-
-/* The body runs on every rank, as threads and as processes, each with a stream of its own. */
-#define TEST_GPU(sentence)                                            \
-    static void on_gpu_##sentence(tutti_world *world);                \
-    static void rank_##sentence(tutti_world *world, void *argument) { \
-        (void)argument;                                               \
-        tt_scope outer = tt_scope_open();                             \
-        void *stream = tt_stream_new(test_device());                  \
-        CHECK(tt_stream_set(test_device(), stream));                  \
-        on_gpu_##sentence(world);                                     \
-        tt_stream_release(test_device(), stream);                     \
-        CHECK_OK(tt_scope_close(&outer));                             \
-    }                                                                 \
-    TEST_LIMIT(sentence##_as_threads, 60) {                           \
-        gpu_needed();                                                 \
-        test_threads(gpu_ranks(), rank_##sentence, NULL);             \
-        test_device_leave();                                          \
-    }                                                                 \
-    TEST_LIMIT(sentence##_as_processes, 60) {                         \
-        gpu_needed();                                                 \
-        test_processes(gpu_ranks(), rank_##sentence, NULL);           \
-    }                                                                 \
-    static void on_gpu_##sentence(tutti_world *world)
-
-/* From 1 to 7: scales with which products stay exact. */
-static tt_tensor *positive(tt_tensor *x) {
-    return tt_add_scalar(x, 4);
-}
-
-/* All ranks' shards, one after the other: what the CPU would gather. Ranks know each other's numbers. */
-static tt_tensor *all_of(tt_dims shape, tutti_dtype dtype, int ranks, int dim) {
-    tt_tensor *shards[64];
-    for (int rank = 0; rank < ranks; rank++)
-        shards[rank] = whole(shape, dtype, rank);
-    return tt_cat(tt_tensors_of((size_t)ranks, shards), dim);
-}
-
-/* The part of x along dim that is this rank's. */
-static tt_tensor *part_of(tt_tensor *x, int dim, int rank, int ranks) {
-    int64_t each = tt_size(x, dim) / ranks;
-    return tt_narrow(x, dim, rank * each, each);
-}
+#include "gpu.h"
 
 /* ---- one rank, and made up ones ---- */
 
@@ -367,27 +296,6 @@ TEST_GPU(a_rank_that_does_not_come_is_named_and_the_device_goes_on) {
 }
 
 /* ---- graphs ---- */
-
-typedef struct driver {
-    int (*begin)(void *stream, int mode);
-    int (*end)(void *stream, void **graph);
-    int (*instantiate)(void **executable, void *graph, unsigned long long flags);
-    int (*launch)(void *executable, void *stream);
-} driver;
-
-static driver graphs(void) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    driver made = { (int (*)(void *, int))dlsym(library, "cuStreamBeginCapture_v2"),
-                    (int (*)(void *, void **))dlsym(library, "cuStreamEndCapture"),
-                    (int (*)(void **, void *, unsigned long long))dlsym(library, "cuGraphInstantiateWithFlags"),
-                    (int (*)(void *, void *))dlsym(library, "cuGraphLaunch") };
-    CHECK(made.begin != NULL && made.end != NULL && made.instantiate != NULL && made.launch != NULL);
-    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(library, "cuDevicePrimaryCtxRetain");
-    int (*set)(void *) = (int (*)(void *))dlsym(library, "cuCtxSetCurrent");
-    void *context;
-    CHECK(retain != NULL && set != NULL && retain(&context, 0) == 0 && set(context) == 0);
-    return made;
-}
 
 TEST_GPU(calls_are_captured_and_replayed_and_a_workspace_that_would_grow_is_an_error) {
     BEGIN;

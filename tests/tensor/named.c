@@ -123,7 +123,7 @@ TEST_WORLD(gradients_of_one_shot_all_reduces_are_all_reduces, 2) {
     END;
 }
 
-TEST_WORLD(memory_from_a_pool_scope_serves_as_input, 2) { /* spec: test_mempool_compute_ops */
+TEST_WORLD(mempool_compute_ops, 2) { /* what is computed in a pool scope serves as input */
     BEGIN;
     tutti_pool *pool;
     CHECK_OK(tutti_pool_new(world, TEST_OF_DEVICE, &pool));
