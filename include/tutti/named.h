@@ -128,6 +128,57 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_all_to_all_vdev_2d_offset(tutti_group
                                                                      int64_t *out_splits_offsets,
                                                                      const tutti_call *call);
 
+/* ---- tiles ----
+ * What a rank wants of symmetric matrices of all ranks, taken where it lies: reduced over all of them, or copied from
+ * each. All inputs lie at the same place of the same block, and everything but outputs is equal on all ranks: what is
+ * not is TUTTI_ERROR_MISMATCH. Outputs are any memory of the same device, apart from the input. On GPUs a reduction is
+ * the switch's where the block has a multicast address, for f32, f16 and bf16, sum and avg; else the processors load
+ * from all ranks, with the same bits as ever. premul_sum is TUTTI_ERROR_UNSUPPORTED. Within one host, or where members'
+ * memory is mapped. */
+
+/* A matrix, or a part of one: rows of `columns` elements. */
+typedef struct tutti_tile {
+    size_t size;
+    void *data;
+    size_t rows, columns;
+    size_t stride; /* elements from the beginning of one row to that of the next; 0: columns */
+} tutti_tile;
+#define TUTTI_TILE_INIT TUTTI_DEFAULTS(tutti_tile)
+/* TUTTI_TILE_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tutti_tile_init(tutti_tile *tile, size_t size);
+
+/* Reduces `in`, symmetric, over all ranks into the root's `out`, of as many rows and columns and with a stride of its
+ * own; elsewhere `out` is not looked at. (tile_reduce) */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_tile_reduce(tutti_group *group, const tutti_tile *in, const tutti_tile *out,
+                                                       tutti_dtype dtype, tutti_reduction reduction, int root,
+                                                       const tutti_call *call);
+/* The same for `count` tiles of one block at once, tile i for roots[i]. A rank may be the root of any number of them,
+ * also of none; out[i] is looked at where this rank is the root. (multi_root_tile_reduce) */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_multi_root_tile_reduce(tutti_group *group, const tutti_tile *const *in,
+                                                                  const tutti_tile *const *out, const int *roots,
+                                                                  int count, tutti_dtype dtype,
+                                                                  tutti_reduction reduction, const tutti_call *call);
+/* Cuts the matrix `in`, symmetric, into `count` parts along dimension `dim`, 0 (rows) or 1 (columns), and reduces part
+ * i for rank targets[i]; NULL: i modulo the number of ranks. Part i ends before row or column ends[i], the first begins
+ * at 0. out[j] is this rank's j-th part, rows one behind the other. (reduce_scatter_offset) */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_reduce_scatter_offset(tutti_group *group, const tutti_tile *in, int dim,
+                                                                 const size_t *ends, const int *targets, int count,
+                                                                 void *const *out, tutti_dtype dtype,
+                                                                 tutti_reduction reduction, const tutti_call *call);
+/* `in`, symmetric, has `count` parts of counts[i] elements, one behind the other: shares of parameters. Part i of all
+ * ranks comes to out[i], in rank order: whole parameters. (all_gather_offset) */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_all_gather_offset(tutti_group *group, const void *in, const size_t *counts,
+                                                             int count, void *const *out, tutti_dtype dtype,
+                                                             const tutti_call *call);
+/* `in`, symmetric, is a matrix of rows * columns items of `item` elements, and what the ranks have is cut along one
+ * dimension; afterwards it is cut along the other. scatter_dim 1: columns are dealt out and rows put together, from
+ * [rows][columns] to [rows * size][columns / size]; 0: the way back, to [rows / size][columns * size]. What is dealt
+ * out must be divisible by the number of ranks. (all_to_all_nd with scatter and gather dimensions (1, 0) and (0, 1):
+ * Ulysses) */
+TUTTI_API TUTTI_CHECKED tutti_status tutti_all_to_all_nd(tutti_group *group, const void *in, void *out, size_t rows,
+                                                         size_t columns, size_t item, int scatter_dim,
+                                                         tutti_dtype dtype, const tutti_call *call);
+
 #ifdef __cplusplus
 }
 #endif

@@ -24,6 +24,9 @@
     FORM_OF_ALL_GATHER, .meets = TU_OPERATION_FUSED_ALL_GATHER_MATMUL, .of_records = true, \
                         .algorithms = TU_BY_FLAT | TU_BY_PIPELINED
 
+/* Taken where it lies, by whoever gets it. */
+#define TILES .kind = TU_KIND_TILES, .in = TU_EXTENT_TILES, .out = TU_EXTENT_TILES, .fixed = TUTTI_ALGORITHM_ONE_SHOT
+
 /* A row that says nothing about it is a form of itself, meets itself, and its root field is a root; the row may say
  * otherwise, and the later initializer wins. */
 #pragma GCC diagnostic ignored "-Woverride-init"

@@ -25,6 +25,7 @@ typedef enum tu_kind {
     TU_KIND_REDUCTION, /* combines the inputs of all ranks */
     TU_KIND_MOVE,      /* copies parts of inputs to outputs */
     TU_KIND_ROWS,      /* copies rows by splits that lie in memory: all_to_all_vdev and its forms */
+    TU_KIND_TILES,     /* takes parts of symmetric matrices where they lie: tiles.c */
     TU_KIND_MESSAGE,   /* from one rank to another */
     TU_KIND_BATCH      /* several of the above */
 } tu_kind;
@@ -46,7 +47,8 @@ typedef enum tu_extent {
     TU_EXTENT_SHARES,  /* counts[r] elements for each rank r, one after the other or at offsets */
     TU_EXTENT_SPLITS,  /* counts and offsets of this rank's own */
     TU_EXTENT_SENDERS, /* count elements for each rank that sends here */
-    TU_EXTENT_ROWS     /* the rows of a tutti_rows */
+    TU_EXTENT_ROWS,    /* the rows of a tutti_rows */
+    TU_EXTENT_TILES    /* all of a matrix; the first tile that comes here */
 } tu_extent;
 
 /* What others may do with buffers of a rank whose input is its output. */

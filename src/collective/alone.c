@@ -46,6 +46,7 @@ static tutti_status run_alone(tu_task *task) {
     tu_task_record(task);
     switch (task->row->kind) {
     case TU_KIND_ROWS:
+    case TU_KIND_TILES:
         status = task->custom(NULL, task);
         break;
     case TU_KIND_REDUCTION:

@@ -17,7 +17,7 @@ static tutti_status check_type(const tu_task *task) {
                         tutti_reduction_name((tutti_reduction)info->dtype)[0] != '?'
                             ? " but a reduction; are dtype and op swapped?"
                             : "");
-    if (task->row->kind != TU_KIND_REDUCTION)
+    if (task->row->kind != TU_KIND_REDUCTION && (task->row->kind != TU_KIND_TILES || info->reduction == 0))
         return TUTTI_OK;
     if (tutti_reduction_name((tutti_reduction)info->reduction)[0] == '?')
         return tu_error(TUTTI_ERROR_TYPE, "%s: %d is no reduction%s", name_of(task), info->reduction,
@@ -169,8 +169,8 @@ tutti_status tu_check_task(tu_task *task, const tutti_call *call) {
     }
     task->element = tutti_dtype_size((tutti_dtype)task->info.dtype);
     tutti_status status = check_type(task);
-    if (task->row->kind == TU_KIND_ROWS)
-        return status; /* vdev.c has checked the rest */
+    if (task->row->kind == TU_KIND_ROWS || task->row->kind == TU_KIND_TILES)
+        return status; /* vdev.c and tiles.c have checked the rest */
     if (task->columns != 0)
         task->detail = task->columns;
     if (status == TUTTI_OK && tu_has_root(task->row) && (task->info.root < 0 || task->info.root >= size))

@@ -100,6 +100,21 @@ typedef struct tu_vdev {
     int64_t align;
 } tu_vdev;
 
+/* One part of a matrix that comes to this rank: from `source`, or reduced over all ranks. */
+typedef struct tu_tile {
+    int source;       /* -1: all */
+    size_t in_offset; /* bytes from the beginning of everybody's input */
+    size_t rows, columns;
+    size_t in_pitch, out_pitch; /* bytes from one row to the next */
+    unsigned char *out;
+} tu_tile;
+
+typedef struct tu_tiles {
+    const tu_tile *list; /* for this rank */
+    size_t count;
+    size_t in_bytes; /* of the whole input */
+} tu_tiles;
+
 struct tu_task {
     tutti_group *group;
     tu_collective *state; /* of the group */
@@ -132,6 +147,7 @@ struct tu_task {
     tutti_strided strided; /* how the elements of a message lie; block 0: one after the other */
     size_t columns;        /* reduce_scatter_out that splits the last dimension: elements of a row; 0: it does not */
     tu_vdev vdev;
+    tu_tiles tiles;
     tutti_status (*custom)(tu_collective *state,
                            tu_task *task); /* runs it, where no algorithm does; state NULL in a group of one */
 };

@@ -255,6 +255,12 @@ static bool locate(const tu_task *task, const device_group *on_device, const voi
     return on_device->streams->recognise(on_device->streams_state, pointer, index);
 }
 
+static tutti_status apart(const tu_task *task, const char *buffer) {
+    return tu_error(TUTTI_ERROR_ARGUMENT,
+                    "%s: `%s` is memory of the CPU and the other buffer is on a device; both must be on one",
+                    task->row->name, buffer);
+}
+
 /* Where both buffers lie; an error when they lie apart. *index stays -1 when no buffer is on a device. */
 static tutti_status locate_buffers(const tu_task *task, const device_group *on_device, int *index) {
     int rank = task->group->rank, size = task->group->size;
@@ -278,13 +284,14 @@ static tutti_status locate_buffers(const tu_task *task, const device_group *on_d
         if (buffers[i].pointer == NULL || buffers[i].bytes == 0)
             continue;
         if (!there[i])
-            return tu_error(TUTTI_ERROR_ARGUMENT,
-                            "%s: `%s` is memory of the CPU and the other buffer is on a device; both must be on one",
-                            task->row->name, buffers[i].name);
+            return apart(task, buffers[i].name);
         if (where[i] >= 0 && where[i] != *index)
             return tu_error(TUTTI_ERROR_ARGUMENT, "%s: in is on device %d and out on device %d; both must be on one",
                             task->row->name, where[0], where[1]);
     }
+    for (size_t i = 1; i < task->tiles.count && *index >= 0; i++) /* the first one is `out` */
+        if (task->tiles.list[i].columns != 0 && !locate(task, on_device, task->tiles.list[i].out, &where[1]))
+            return apart(task, "out");
     return TUTTI_OK;
 }
 
@@ -422,6 +429,20 @@ static void describe_move(const tu_task *task, lists *lists, tu_device_task *out
         task->row->in == TU_EXTENT_SPLITS ? (uint64_t)1 << 24 : task->info.count * task->element * (uint64_t)size;
 }
 
+static void give_tile(const tu_device_task *task, size_t i, tu_device_tile *one) {
+    const tu_tile *tile = (const tu_tile *)task->tiles + i;
+    *one = (tu_device_tile){ tile->source,   tile->in_offset, tile->rows, tile->columns,
+                             tile->in_pitch, tile->out_pitch, tile->out };
+}
+
+static void describe_tiles(const tu_task *task, tu_device_task *out) {
+    out->shape = TU_DEVICE_TILES;
+    out->tile = give_tile;
+    out->tiles = task->tiles.list;
+    out->tile_count = task->tiles.count;
+    out->element_bytes = task->element;
+}
+
 static void describe_message(const tu_task *task, tu_device_task *out) {
     out->shape = task->row->in != 0 ? TU_DEVICE_SEND : TU_DEVICE_RECEIVE;
     out->root = task->info.root;
@@ -461,6 +482,9 @@ static tutti_status describe(const tu_task *task, lists *lists, tu_device_task *
     case TU_KIND_ROWS:
         describe_rows(task, out);
         return find_place(task->group, task->in, tu_in_bytes(task, rank, size), &out->in_place);
+    case TU_KIND_TILES:
+        describe_tiles(task, out);
+        return find_place(task->group, task->in, tu_in_bytes(task, rank, size), &out->in_place);
     case TU_KIND_MESSAGE:
         describe_message(task, out);
         return TUTTI_OK;
@@ -491,6 +515,8 @@ static void hide_own(tu_device_task *described) {
     described->in_splits = NULL;
     described->out_splits = NULL;
     described->block_bytes = described->stride_bytes = 0;
+    described->tiles = NULL;
+    described->tile_count = 0;
 }
 
 static bool serves(const tutti_group *group, const tu_task *task) {

@@ -36,8 +36,17 @@ typedef enum tu_device_shape {
     TU_DEVICE_MOVE = 4,           /* everything that only moves data: parts per peer */
     TU_DEVICE_VDEV = 5,           /* all_to_all_vdev and its 2d forms: splits on the device */
     TU_DEVICE_SEND = 6,           /* `count` bytes to member `root`, with `tag` */
-    TU_DEVICE_RECEIVE = 7         /* the same from it */
+    TU_DEVICE_RECEIVE = 7,        /* the same from it */
+    TU_DEVICE_TILES = 8           /* parts of symmetric matrices, taken where they lie */
 } tu_device_shape;
+
+/* A part of a matrix that comes to this rank. */
+typedef struct tu_device_tile {
+    int source;         /* -1: reduced over all members */
+    uint64_t in_offset; /* bytes from the beginning of everybody's input */
+    uint64_t rows, columns, in_pitch, out_pitch;
+    void *out;
+} tu_device_tile;
 
 typedef struct tu_device_task {
     size_t size;
@@ -79,6 +88,13 @@ typedef struct tu_device_task {
 
     /* a send or receive whose elements lie apart: in blocks of block_bytes, each stride_bytes after the last; else 0 */
     uint64_t block_bytes, stride_bytes;
+
+    /* tiles: this rank's, tile(task, i, &one) for i < tile_count. All inputs lie at in_place of their blocks. A
+     * reduction is that of the task; 0: every tile has a source. */
+    void (*tile)(const struct tu_device_task *task, size_t i, tu_device_tile *one);
+    const void *tiles;
+    size_t tile_count;
+    uint64_t element_bytes;
 } tu_device_task;
 
 typedef struct tu_device_executor {

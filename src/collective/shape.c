@@ -137,6 +137,8 @@ size_t tu_in_bytes(const tu_task *task, int rank, int size) {
         return 0;
     if (row->in == TU_EXTENT_ROWS)
         return task->vdev.in_rows * task->info.count * task->element;
+    if (row->in == TU_EXTENT_TILES)
+        return task->tiles.in_bytes;
     return elements_of(task, row->in, rank, size, task->in_counts, task->in_offsets) * task->element;
 }
 
@@ -146,5 +148,7 @@ size_t tu_out_bytes(const tu_task *task, int rank, int size) {
         return 0;
     if (row->out == TU_EXTENT_ROWS)
         return task->vdev.out_rows * task->info.count * task->element;
+    if (row->out == TU_EXTENT_TILES)
+        return task->tiles.count != 0 ? task->tiles.list[0].columns * task->element : 0;
     return elements_of(task, row->out, rank, size, task->out_counts, task->out_offsets) * task->element;
 }

@@ -55,6 +55,13 @@ void tu_work_drop(tutti_work *work) {
 static tutti_status copy_arrays(tutti_work *work, int size) {
     tu_task *task = &work->task;
     const size_t **lists[] = { &task->in_counts, &task->in_offsets, &task->out_counts, &task->out_offsets };
+    if (task->tiles.count != 0) {
+        size_t list_bytes = task->tiles.count * sizeof *task->tiles.list;
+        work->arrays = malloc(list_bytes);
+        if (work->arrays == NULL)
+            return tu_error_memory("the tiles of a work", list_bytes);
+        task->tiles.list = memcpy(work->arrays, task->tiles.list, list_bytes);
+    }
     if (task->in_counts == NULL && task->to == NULL)
         return TUTTI_OK;
     size_t bytes = (size_t)size * sizeof(size_t);

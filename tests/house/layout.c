@@ -169,6 +169,11 @@ TEST(structs_of_named_h_stay_as_they_are) {
     AT(tutti_rows, out_rows, 32);
     AT(tutti_rows, row, 40);
     AT(tutti_rows, dtype, 48);
+    AT(tutti_tile, size, 0);
+    AT(tutti_tile, data, 8);
+    AT(tutti_tile, rows, 16);
+    AT(tutti_tile, columns, 24);
+    AT(tutti_tile, stride, 32);
 }
 
 TEST(structs_of_ops_h_stay_as_they_are) {

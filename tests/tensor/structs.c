@@ -51,6 +51,7 @@ TEST(structs_of_libtutti_are_made_alike_in_every_way) {
     AGREES(tutti_call, TUTTI_CALL_INIT);
     AGREES(tutti_ran, TUTTI_RAN_INIT);
     AGREES(tutti_rows, TUTTI_ROWS_INIT);
+    AGREES(tutti_tile, TUTTI_TILE_INIT);
     AGREES(tutti_counters, TUTTI_COUNTERS_INIT);
 }
 

@@ -598,6 +598,96 @@ static tutti_status run_vdev(tu_cuda_collective *collective, const tu_device_tas
     return status == TUTTI_OK ? launch_kernel(collective, task, &pull) : status;
 }
 
+/* ---- tiles ---- */
+
+/* Launches a kernel that waits for nobody: not in step with the other ranks, who may have none. `words` is part of the
+ * arguments. */
+static tutti_status launch_alone(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch,
+                                 tu_cuda_group_words *words) {
+    tu_cuda_order order;
+    tutti_status status = tu_cuda_order_begin(collective->on, task->stream, collective->capture, task->timeout_ns,
+                                              task->operation, task->sequence, &order);
+    if (status != TUTTI_OK)
+        return status;
+    *words = order.words;
+    status = tu_cuda_launch(collective->cuda, collective->device, launch->kernel, launch->blocks, launch->threads,
+                            launch->args, task->stream);
+    tu_cuda_order_end(&order, status == TUTTI_OK ? launch->blocks : 0);
+    return status;
+}
+
+/* One tile, reduced over all members: member r's input lies at base + r * stride. */
+static tutti_status reduce_tile(tu_cuda_collective *collective, const tu_device_task *task, const tu_device_tile *tile,
+                                uint64_t base, uint64_t stride) {
+    uint64_t times = elements_of(task), element = task->element_bytes / times;
+    tu_cuda_reduce_args args = { .meeting = meeting_of(collective, task),
+                                 .out = (uint64_t)(uintptr_t)tile->out,
+                                 .source_base = base + tile->in_offset,
+                                 .source_stride = stride,
+                                 .count = tile->rows * tile->columns * times,
+                                 .row = tile->columns * times,
+                                 .in_pitch = tile->in_pitch / element,
+                                 .out_pitch = tile->out_pitch / element,
+                                 .reduction = task->reduction,
+                                 .mode = TU_CUDA_LOCAL };
+    launch launch = { .kernel = (tu_cuda_kernel)(TU_CUDA_REDUCE_F64 + (int)real_type(task) - (int)TUTTI_F64),
+                      .blocks = blocks_for(collective, args.count * element),
+                      .threads = TU_CUDA_THREADS,
+                      .args = &args };
+    launch.kernel = multimem_kernel(task, &args, launch.kernel);
+    if (args.source_multicast != 0)
+        args.source_multicast += tile->in_offset;
+    return launch_alone(collective, task, &launch, &args.meeting.group);
+}
+
+static tutti_status copy_tiles(tu_cuda_collective *collective, const tu_device_task *task, uint64_t base,
+                               uint64_t stride) {
+    tutti_status status = TUTTI_OK;
+    for (size_t first = 0; status == TUTTI_OK && first < task->tile_count; first += TU_CUDA_TILES) {
+        size_t left = task->tile_count - first;
+        tu_cuda_tiles_args args = { .timeout_ns = (uint64_t)task->timeout_ns,
+                                    .count = left < TU_CUDA_TILES ? left : TU_CUDA_TILES };
+        uint64_t bytes = 0;
+        for (uint64_t i = 0; i < args.count; i++) {
+            tu_device_tile tile;
+            task->tile(task, first + i, &tile);
+            args.tiles[i] = (tu_cuda_tile){ .to = (uint64_t)(uintptr_t)tile.out,
+                                            .from = base + (uint64_t)tile.source * stride + tile.in_offset,
+                                            .rows = tile.rows,
+                                            .bytes = tile.columns * task->element_bytes,
+                                            .to_pitch = tile.out_pitch,
+                                            .from_pitch = tile.in_pitch };
+            bytes += tile.rows * args.tiles[i].bytes;
+        }
+        launch launch = { .kernel = TU_CUDA_TILE_COPIES,
+                          .blocks = blocks_for(collective, bytes),
+                          .threads = TU_CUDA_THREADS,
+                          .args = &args };
+        status = launch_alone(collective, task, &launch, &args.group);
+    }
+    return status;
+}
+
+/* All meet; each takes what it wants, where it lies; all meet. Ranks that get nothing only meet. */
+static tutti_status run_tiles(tu_cuda_collective *collective, tu_device_task *task) {
+    uint64_t base, stride;
+    if (task->in_place.map == NULL)
+        return collective->cuda->host->error(TUTTI_ERROR_ARGUMENT, "%s: the input must be symmetric memory",
+                                             task->name);
+    tu_cuda_map_plan(task->in_place.map, &base, &stride);
+    base += task->in_place.offset;
+    tutti_status status = run_barrier(collective, task);
+    if (status == TUTTI_OK && task->reduction == 0)
+        status = copy_tiles(collective, task, base, stride);
+    for (size_t i = 0; status == TUTTI_OK && task->reduction != 0 && i < task->tile_count; i++) {
+        tu_device_tile tile;
+        task->tile(task, i, &tile);
+        status = reduce_tile(collective, task, &tile, base, stride);
+    }
+    task->ran = TUTTI_ALGORITHM_ONE_SHOT;
+    return status == TUTTI_OK ? run_barrier(collective, task) : status;
+}
+
 /* Not in step with the other ranks of the process: only two of them take part. */
 static tutti_status run_message(tu_cuda_collective *collective, const tu_device_task *task) {
     const tu_cuda_layout *layout = &collective->layout;
@@ -653,6 +743,8 @@ static tutti_status run_shape(tu_cuda_collective *collective, tu_device_task *ta
         return task->copy_engines ? run_gather_by_engines(collective, task) : run_move(collective, task);
     case TU_DEVICE_VDEV:
         return run_vdev(collective, task);
+    case TU_DEVICE_TILES:
+        return run_tiles(collective, task);
     case TU_DEVICE_SEND:
     case TU_DEVICE_RECEIVE:
         return run_message(collective, task);

@@ -93,6 +93,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_copy(const __grid
     copy_bytes((uint8_t *)args.to + mine.from, (const uint8_t *)args.from + mine.from, mine.to - mine.from);
 }
 
+/* Rows of several tiles, dealt out to all blocks. */
+extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_tiles(const __grid_constant__ tu_cuda_tiles_args args) {
+    await_order(args.group, args.timeout_ns);
+    const uint64_t count = has_fault(args.group) ? 0 : args.count; /* the meeting before may have failed */
+    for (uint64_t i = 0; i < count; i++) {
+        const tu_cuda_tile &tile = args.tiles[i];
+        if (tile.rows < gridDim.x) { /* every row by all */
+            uint64_t from = cut(tile.bytes, blockIdx.x, gridDim.x, 16),
+                     to = cut(tile.bytes, blockIdx.x + 1, gridDim.x, 16);
+            for (uint64_t row = 0; row < tile.rows; row++)
+                copy_bytes((uint8_t *)tile.to + row * tile.to_pitch + from,
+                           (const uint8_t *)tile.from + row * tile.from_pitch + from, to - from);
+            continue;
+        }
+        for (uint64_t row = blockIdx.x; row < tile.rows; row += gridDim.x)
+            copy_bytes((uint8_t *)tile.to + row * tile.to_pitch, (const uint8_t *)tile.from + row * tile.from_pitch,
+                       tile.bytes);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0)
+        count_end(args.group);
+}
+
 /* Order between streams: this one goes on when what other streams have of the group is over. */
 extern "C" __global__ void tutti_follow(const __grid_constant__ tu_cuda_follow_args args) {
     const uint64_t *ended = &((const tu_cuda_words *)args.group.words)->ended;

@@ -137,10 +137,29 @@ template <class Type, class Access> struct multimem_direct {
     }
 };
 
+/* Elements [begin, end) of a tile: whole vectors by the access where they are aligned, the rest member by member. */
+template <class Type, class Access> struct multimem_local {
+    static __device__ void run(const tu_cuda_reduce_args &args, const sources &given, uint64_t begin, uint64_t end,
+                               uint8_t *out, team team) {
+        typedef typename Type::storage storage;
+        uint64_t first = begin * sizeof(storage);
+        uint64_t bits = Access::alignment(args.source_multicast, 0) | first | (uint64_t)out;
+        for (int rank = 0; rank < args.meeting.size; rank++)
+            bits |= (uint64_t)given.address[rank];
+        uint64_t vectors = (bits & 15) == 0 ? (end - begin) * sizeof(storage) / 16 * 16 : 0;
+        for (uint64_t byte = team.lane * 16; byte < vectors; byte += team.lanes * 16)
+            store_vector(out + byte, Access::template load<Type>(args, given, first + byte));
+        reduce_range<Type, 0>(given, args.meeting.size, args.reduction, begin + vectors / sizeof(storage), end,
+                              out + vectors, false, team);
+    }
+};
+
 #define MULTIMEM(name, type, access)                                                                         \
     extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                 \
         tutti_multimem_##name##_##access(const __grid_constant__ tu_cuda_reduce_args args) {                 \
         __shared__ sources given;                                                                            \
+        if (args.mode == TU_CUDA_LOCAL)                                                                      \
+            return reduce_local<type, multimem_local<type, access>>(args, given);                            \
         reduce_body<type, 0, multimem_direct<type, access>, multimem_direct<type, by_members>>(args, given); \
     }
 MULTIMEM(f32, as_f32, by_switch)

@@ -136,6 +136,7 @@ typedef struct tu_cuda_reduce_args {
     uint64_t stage_bytes;                        /* a multiple of 16 * size */
     uint64_t count;                              /* elements of the whole input */
     uint64_t row; /* reduce_scatter that splits the last dimension: elements of a row, all inputs symmetric; else 0 */
+    uint64_t in_pitch, out_pitch; /* of TU_CUDA_LOCAL with a row: elements from one row to the next */
     double factor;
     int32_t reduction; /* tutti_reduction */
     int32_t mode;
@@ -147,7 +148,7 @@ enum {
     TU_CUDA_ONE_SHOT = 1, /* everybody who has an output reduces everything into it */
     TU_CUDA_TWO_SHOT = 2, /* rank r reduces slice r and stores it into every output, or everybody gathers the slices */
     TU_CUDA_SCATTER = 3,  /* rank r reduces part r into its own output */
-    TU_CUDA_LOCAL = 4     /* without the others: the sources lie source_stride apart in this rank's own memory */
+    TU_CUDA_LOCAL = 4     /* without meeting: the sources lie source_stride apart; `count` elements, or rows of `row` */
 };
 
 /* A reduction in which data and flag arrive together, as one 16-byte store: nobody meets anybody. */
@@ -220,6 +221,21 @@ typedef struct tu_cuda_message_args {
 typedef struct tu_cuda_copy_args {
     uint64_t to, from, bytes;
 } tu_cuda_copy_args;
+
+/* Rows of bytes from one place to another. */
+typedef struct tu_cuda_tile {
+    uint64_t to, from, rows, bytes; /* bytes of a row */
+    uint64_t to_pitch, from_pitch;
+} tu_cuda_tile;
+
+#define TU_CUDA_TILES 64 /* of one launch */
+
+typedef struct tu_cuda_tiles_args {
+    tu_cuda_group_words group;
+    uint64_t timeout_ns;
+    uint64_t count;
+    tu_cuda_tile tiles[TU_CUDA_TILES];
+} tu_cuda_tiles_args;
 
 /* Counts up a word of pinned memory: the stream has come here. */
 typedef struct tu_cuda_mark_args {

@@ -347,14 +347,30 @@ template <class Type, int fixed> struct plain_direct {
     }
 };
 
-/* What copy engines have brought into this rank's own memory. */
-template <class Type> static __device__ void reduce_local(const tu_cuda_reduce_args &args, sources &given) {
+/* Elements [begin, end) of the sources to `out`, by the members' own addresses. */
+template <class Type> struct plain_local {
+    static __device__ __forceinline__ void run(const tu_cuda_reduce_args &args, const sources &given, uint64_t begin,
+                                               uint64_t end, uint8_t *out, team team) {
+        reduce_range<Type, 0>(given, args.meeting.size, args.reduction, begin, end, out, false, team);
+    }
+};
+
+/* What copy engines have brought into this rank's own memory; or a tile of symmetric matrices, between two meetings.
+ * Rows that one block can do are dealt out to blocks, longer ones are done by all. */
+template <class Type, class Local = plain_local<Type>>
+static __device__ void reduce_local(const tu_cuda_reduce_args &args, sources &given) {
+    typedef typename Type::storage storage;
     await_order(args.meeting.group, args.meeting.timeout_ns);
     if ((int)threadIdx.x < args.meeting.size)
         given.address[threadIdx.x] = (const uint8_t *)(args.source_base + threadIdx.x * args.source_stride);
     __syncthreads();
-    reduce_range<Type, 0>(given, args.meeting.size, args.reduction, 0, args.count, (uint8_t *)args.out, false,
-                          grid_team());
+    const uint64_t columns = args.row != 0 ? args.row : args.count, whole = args.row != 0 ? args.count / args.row : 1;
+    const uint64_t rows = has_fault(args.meeting.group) ? 0 : whole; /* the meeting before may have failed */
+    const bool shared = rows < gridDim.x;
+    const team team = shared ? grid_team() : block_team();
+    for (uint64_t row = shared ? 0 : blockIdx.x; row < rows; row += shared ? 1 : gridDim.x)
+        Local::run(args, given, row * args.in_pitch, row * args.in_pitch + columns,
+                   (uint8_t *)args.out + row * args.out_pitch * sizeof(storage), team);
     __syncthreads();
     if (threadIdx.x == 0)
         count_end(args.meeting.group);
