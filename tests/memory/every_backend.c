@@ -261,6 +261,36 @@ static void words_are_set_and_written(bench *bench) {
     part(bench, peers, memory);
 }
 
+static void a_word_of_the_pad_is_set_behind_the_bytes_before_it(bench *bench) {
+    tutti_memory *memory;
+    tutti_peers *peers = meet(bench, 64, &memory);
+    if (bench->backend->remote->set_word == NULL) {
+        CHECK_STATUS(tutti_peers_put_with_signal(peers, bench->next, 0, NULL, 0, 2, 1, &bench->call),
+                     TUTTI_ERROR_UNSUPPORTED);
+        CHECK_STATUS(tutti_peers_wait_for_signal(peers, 2, TUTTI_EQUAL, 1, &bench->call), TUTTI_ERROR_UNSUPPORTED);
+        part(bench, peers, memory);
+        return;
+    }
+    for (uint64_t round = 1; round <= 4; round++) {
+        uint64_t bytes = (uint64_t)bench->rank * 100 + round, got = 0;
+        tutti_comparison comparison = round % 2 == 0 ? TUTTI_EQUAL : TUTTI_AT_LEAST;
+        CHECK_OK(tutti_peers_put_with_signal(peers, bench->next, 8, &bytes, sizeof bytes, 2, round, &bench->call));
+        CHECK_OK(tutti_peers_wait_for_signal(peers, 2, comparison, round, &bench->call));
+        read_own(bench, peers, 8, &got, sizeof got);
+        CHECK_EQ(got, (uint64_t)bench->before * 100 + round);
+        CHECK_OK(tutti_peers_barrier(peers, 1, &bench->call));
+    }
+    tutti_call soon = bench->call;
+    soon.timeout_ns = 20000000;
+    tutti_status status = tutti_peers_wait_for_signal(peers, 2, TUTTI_EQUAL, 99, &soon);
+    settle(bench);
+    if (status == TUTTI_OK) /* a stream is told later, once */
+        status = tutti_group_check(bench->group);
+    CHECK_EQ(status, TUTTI_ERROR_TIMEOUT);
+    CHECK_OK(tutti_group_check(bench->group));
+    part(bench, peers, memory);
+}
+
 static void unequal_blocks_fail_alike_and_end_nothing(bench *bench) {
     tutti_memory_options options = options_of(bench);
     tutti_memory *memory;
@@ -378,6 +408,7 @@ EVERYWHERE(a_wait_for_no_signal_runs_out_of_time_and_ends_nothing_else)
 EVERYWHERE(nobody_leaves_a_barrier_before_all_came)
 EVERYWHERE(a_block_of_a_pool_is_met_again_with_a_clean_pad_and_no_signals)
 EVERYWHERE(words_are_set_and_written)
+EVERYWHERE(a_word_of_the_pad_is_set_behind_the_bytes_before_it)
 EVERYWHERE(unequal_blocks_fail_alike_and_end_nothing)
 /* The plug-in runs no collectives on the device it plays. */
 ON(0, on_shm, a_collective_on_a_block_gives_the_sum_wherever_the_block_lies)

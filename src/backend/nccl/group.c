@@ -18,6 +18,9 @@
 
 #define RETIRE_NS INT64_C(1000000000) /* how long a communicator that is to end may take before it is aborted */
 #define LOOK_NS INT64_C(20000000)     /* between two looks at the liveness of the members */
+/* How long a call of NCCL is looked at without sleeping: in its non-blocking mode each one is done by a thread that
+ * NCCL starts for it, which takes about 100 us; whoever sleeps meanwhile wakes up as much later again. */
+#define PATIENCE_NS INT64_C(1000000)
 
 /* ---- errors, waiting ---- */
 
@@ -68,18 +71,21 @@ static tutti_status look(const tu_nccl_group *on, int64_t deadline, int64_t *nex
 }
 
 tutti_status tu_nccl_settle(tu_nccl_group *on, ncclResult_t result, int64_t deadline, const char *what) {
-    int64_t next_look = 0;
+    const tu_backend_host *host = on->nccl->cuda.host;
+    int64_t next_look = 0, patience = 0;
     tutti_status status = TUTTI_OK;
     if (result == ncclSuccess) /* some calls say so and go on in a thread of NCCL's: registering a window does */
         result = ncclInProgress;
-    for (unsigned looks = 0; result == ncclInProgress && status == TUTTI_OK; looks++) {
+    while (result == ncclInProgress && status == TUTTI_OK) {
         ncclResult_t asked = on->nccl->library.ncclCommGetAsyncError(on->comm, &result);
         if (asked != ncclSuccess)
             result = asked;
         if (result != ncclInProgress)
             break;
         status = look(on, deadline, &next_look, what);
-        if (looks < 200)
+        if (patience == 0)
+            patience = host->now() + PATIENCE_NS;
+        if (host->now() < patience)
             sched_yield();
         else
             nanosleep(&(struct timespec){ .tv_nsec = 50000 }, NULL);

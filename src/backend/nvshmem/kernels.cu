@@ -111,12 +111,41 @@ static __device__ void barrier(const tu_nvshmem_signal_args &args) {
     __threadfence_system();
 }
 
+/* After everything that this rank put before. */
+static __device__ void set_word(const tu_nvshmem_signal_args &args) {
+    __threadfence_system();
+    nvshmem_quiet();
+    nvshmemx_signal_op((uint64_t *)args.word, args.value, NVSHMEM_SIGNAL_SET, args.pe);
+}
+
+static __device__ void await_word(const tu_nvshmem_signal_args &args) {
+    uint64_t found, deadline = global_time() + args.timeout_ns;
+    for (uint32_t spins = 0;; spins++) {
+        found = load_acquire((const uint64_t *)args.word);
+        if (args.kind == TU_CUDA_SIGNAL_AWAIT_EQUAL ? found == args.value : found >= args.value)
+            return;
+        if ((spins & 63) != 63)
+            continue;
+        if (has_fault(args.group))
+            return;
+        if (global_time() > deadline) {
+            raise_expired(args.group, { TU_CUDA_FAULT_TIMEOUT, TU_CUDA_NOBODY, (uint32_t)args.value, (uint32_t)found,
+                                        args.operation, 0, 0 });
+            return;
+        }
+    }
+}
+
 extern "C" __global__ void tutti_nvshmem_signal(const __grid_constant__ tu_nvshmem_signal_args args) {
     await_order(args.group, args.timeout_ns);
     if (args.kind == TU_CUDA_SIGNAL_TEST)
         test_signal(args);
     else if (has_fault(args.group))
         ;
+    else if (args.kind >= TU_CUDA_SIGNAL_AWAIT_EQUAL)
+        await_word(args);
+    else if (args.kind == TU_CUDA_SIGNAL_SET_WORD)
+        set_word(args);
     else if (args.kind == TU_CUDA_SIGNAL_PUT)
         put_signal(args);
     else if (args.kind == TU_CUDA_SIGNAL_WAIT)

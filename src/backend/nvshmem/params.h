@@ -34,6 +34,8 @@ typedef struct tu_nvshmem_signal_args {
     int32_t peer;
     int32_t kind; /* TU_CUDA_SIGNAL_… */
     uint32_t operation;
+    int32_t pe;           /* of a number that is set: whose it is … */
+    uint64_t word, value; /* … or one that is awaited: its place in this rank's heap, and what it shall be */
 } tu_nvshmem_signal_args;
 
 #endif

@@ -57,16 +57,20 @@ static void forget_members(tu_nvshmem *nvshmem, tu_nvshmem_map *areas) {
     tu_cuda_leave(&nvshmem->cuda);
 }
 
+static tutti_status no_device_library(const tu_backend_peers *peers) {
+    const tu_nvshmem *nvshmem = peers->state;
+    return nvshmem->cuda.host->error(TUTTI_ERROR_UNSUPPORTED,
+                                     "group %s has members whose memory is not mapped here: Tutti signals them with "
+                                     "NVSHMEM's device library, which was not there when Tutti was built",
+                                     nvshmem->cuda.host->group_name(peers->group));
+}
+
 static tutti_status attach(tu_backend_peers *peers) {
     tu_nvshmem *nvshmem = peers->state;
     tu_nvshmem_map *areas = peers->areas->handle;
     tutti_status status = TUTTI_OK;
     if (!is_even(peers) && nvshmem->module == NULL)
-        return nvshmem->cuda.host->error(
-            TUTTI_ERROR_UNSUPPORTED,
-            "group %s has members whose memory is not mapped here: Tutti signals them with "
-            "NVSHMEM's device library, which was not there when Tutti was built",
-            nvshmem->cuda.host->group_name(peers->group));
+        return no_device_library(peers);
     if (!is_even(peers))
         status = tell_members(nvshmem, areas);
     if (status == TUTTI_OK)
@@ -236,8 +240,15 @@ static tutti_status launch_kernel(tu_nvshmem *nvshmem, tu_nvshmem_signal_args *a
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(&nvshmem->cuda, result, "a signal by NVSHMEM");
 }
 
-static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, int channel, const tu_backend_call *call,
-                           const char *name) {
+/* A number of the pad: its place in NVSHMEM's calls, whose it is, and what it is set to or waited for. */
+typedef struct number {
+    const char *place;
+    uint64_t value;
+    int pe;
+} number;
+
+static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, int channel, number number,
+                           const tu_backend_call *call, const char *name) {
     tu_nvshmem *nvshmem = peers->state;
     tu_cuda_group *group = peers->local;
     tutti_status status = tu_cuda_group_check(group);
@@ -245,6 +256,9 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
         return status;
     int64_t timeout_ns = nvshmem->cuda.host->timeout(peers->group, call->timeout_ns);
     tu_nvshmem_signal_args args = arguments(peers, kind, peer, channel, timeout_ns, name);
+    args.word = (uint64_t)(uintptr_t)number.place;
+    args.value = number.value;
+    args.pe = number.pe;
     unsigned threads = (unsigned)(peers->size + 31) / 32 * 32;
     threads = kind != TU_CUDA_SIGNAL_BARRIER ? 1 : threads > 512 ? 512 : threads;
     tu_cuda_order order;
@@ -255,7 +269,8 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
                                  args.operation, 0, &order);
     if (status == TUTTI_OK) {
         args.group = order.words;
-        if (kind != TU_CUDA_SIGNAL_WAIT && order.capture == 0) /* puts of the stream arrive before the signal */
+        bool waits = kind == TU_CUDA_SIGNAL_WAIT || kind >= TU_CUDA_SIGNAL_AWAIT_EQUAL;
+        if (!waits && order.capture == 0) /* puts of the stream arrive before the signal */
             nvshmem->library->nvshmemx_quiet_on_stream(call->stream);
         status = launch_kernel(nvshmem, &args, threads, call->stream);
         tu_cuda_order_end(&order, status == TUTTI_OK);
@@ -268,17 +283,47 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
 
 static tutti_status put_signal(const tu_backend_peers *peers, int to, int channel, const tu_backend_call *call) {
     return is_even(peers) ? tu_cuda_remote.signal(peers, to, channel, call)
-                          : launch(peers, TU_CUDA_SIGNAL_PUT, to, channel, call, "peers_signal");
+                          : launch(peers, TU_CUDA_SIGNAL_PUT, to, channel, (number){ 0 }, call, "peers_signal");
 }
 
 static tutti_status wait_signal(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call) {
     return is_even(peers) ? tu_cuda_remote.wait_signal(peers, from, channel, call)
-                          : launch(peers, TU_CUDA_SIGNAL_WAIT, from, channel, call, "peers_wait_signal");
+                          : launch(peers, TU_CUDA_SIGNAL_WAIT, from, channel, (number){ 0 }, call, "peers_wait_signal");
 }
 
 static tutti_status barrier(const tu_backend_peers *peers, int channel, const tu_backend_call *call) {
     return is_even(peers) ? tu_cuda_remote.barrier(peers, channel, call)
-                          : launch(peers, TU_CUDA_SIGNAL_BARRIER, -1, channel, call, "peers_barrier");
+                          : launch(peers, TU_CUDA_SIGNAL_BARRIER, -1, channel, (number){ 0 }, call, "peers_barrier");
+}
+
+/* Whether the CUDA backend's kernels reach all members' blocks too. */
+static bool has_even_blocks(const tu_backend_peers *peers) {
+    const tu_nvshmem_map *blocks = peers->blocks->handle;
+    return is_even(peers) && blocks->cuda.base != 0;
+}
+
+static tutti_status use_word(const tu_backend_peers *peers, int kind, int member, size_t offset, uint64_t value,
+                             const tu_backend_call *call) {
+    const tu_nvshmem *nvshmem = peers->state;
+    const tu_nvshmem_map *blocks = peers->blocks->handle;
+    bool sets = kind == TU_CUDA_SIGNAL_SET_WORD;
+    if (nvshmem->module == NULL)
+        return no_device_library(peers);
+    number number = { blocks->places[member] + offset, value, blocks->pes[member] };
+    return launch(peers, kind, sets ? member : -1, 0, number, call, sets ? "peers_signal" : "peers_wait_signal");
+}
+
+static tutti_status set_word(const tu_backend_peers *peers, int to, size_t offset, uint64_t value,
+                             const tu_backend_call *call) {
+    return has_even_blocks(peers) ? tu_cuda_remote.set_word(peers, to, offset, value, call)
+                                  : use_word(peers, TU_CUDA_SIGNAL_SET_WORD, to, offset, value, call);
+}
+
+static tutti_status wait_word(const tu_backend_peers *peers, size_t offset, bool equal, uint64_t value,
+                              const tu_backend_call *call) {
+    int kind = equal ? TU_CUDA_SIGNAL_AWAIT_EQUAL : TU_CUDA_SIGNAL_AWAIT_LEAST;
+    return has_even_blocks(peers) ? tu_cuda_remote.wait_word(peers, offset, equal, value, call)
+                                  : use_word(peers, kind, peers->rank, offset, value, call);
 }
 
 /* A kernel on the backend's own stream looks, takes, and answers; the host waits for it. */
@@ -315,4 +360,6 @@ const tu_backend_remote tu_nvshmem_remote = {
     .wait_signal = wait_signal,
     .test_signal = test_signal,
     .barrier = barrier,
+    .set_word = set_word,
+    .wait_word = wait_word,
 };

@@ -90,6 +90,21 @@ static bool await32(const tu_cuda_signal_args *args, const uint32_t *word, uint3
     return true;
 }
 
+static void await_word(const tu_cuda_group_words *group, int kind, const void *word, uint64_t value,
+                       uint64_t timeout_ns, uint32_t operation) {
+    uint64_t deadline = nanoseconds() + timeout_ns, found;
+    while (found = atomic_load((const _Atomic uint64_t *)word),
+           kind == TU_CUDA_SIGNAL_AWAIT_EQUAL ? found != value : found < value) {
+        if (has_fault(group))
+            return;
+        if (nanoseconds() > deadline) {
+            out_of_time(group, kind, -1, 0, operation);
+            return;
+        }
+        sched_yield();
+    }
+}
+
 static void store32(uint32_t *word, uint32_t value) {
     atomic_store((_Atomic uint32_t *)word, value);
 }
@@ -120,6 +135,13 @@ static void kernel_signal(const void *given) {
             take32(args, mine);
         store32(at(args->answer), there);
         break;
+    case TU_CUDA_SIGNAL_SET_WORD:
+        atomic_store((_Atomic uint64_t *)at(args->word), args->value);
+        break;
+    case TU_CUDA_SIGNAL_AWAIT_EQUAL:
+    case TU_CUDA_SIGNAL_AWAIT_LEAST:
+        await_word(&args->group, args->kind, at(args->word), args->value, args->timeout_ns, args->operation);
+        break;
     case TU_CUDA_SIGNAL_BARRIER:
         ++*epoch;
         for (int member = 0; member < args->size; member++)
@@ -147,12 +169,16 @@ static uint64_t *word_at(const tu_nvshmem_signal_args *args, uint64_t area, int 
 }
 
 /* NVSHMEM's own stand-in knows where the memory of another process is. */
-static void tell(const tu_nvshmem_signal_args *args, int member, int row, uint64_t value) {
-    const tu_nvshmem_member *to = (const tu_nvshmem_member *)at(args->members) + member;
+static void set_at(const void *place, int pe, uint64_t value) {
     void *library = dlopen("libnvshmem_host.so.3", RTLD_NOW | RTLD_NOLOAD);
     void *(*address)(const void *, int) = (void *(*)(const void *, int))(uintptr_t)dlsym(library, "standin_address");
-    atomic_store((_Atomic uint64_t *)address(word_at(args, to->place, row, args->rank), to->pe), value);
+    atomic_store((_Atomic uint64_t *)address(place, pe), value);
     dlclose(library);
+}
+
+static void tell(const tu_nvshmem_signal_args *args, int member, int row, uint64_t value) {
+    const tu_nvshmem_member *to = (const tu_nvshmem_member *)at(args->members) + member;
+    set_at(word_at(args, to->place, row, args->rank), to->pe, value);
 }
 
 static bool await64(const tu_nvshmem_signal_args *args, const uint64_t *word, uint64_t value, int peer) {
@@ -190,6 +216,13 @@ static void kernel_nvshmem_signal(const void *given) {
         if (there)
             tell(args, peer, TAKEN, ++mine[1]);
         store32(at(args->answer), there);
+        break;
+    case TU_CUDA_SIGNAL_SET_WORD:
+        set_at(at(args->word), args->pe, args->value);
+        break;
+    case TU_CUDA_SIGNAL_AWAIT_EQUAL:
+    case TU_CUDA_SIGNAL_AWAIT_LEAST:
+        await_word(&args->group, args->kind, at(args->word), args->value, args->timeout_ns, args->operation);
         break;
     case TU_CUDA_SIGNAL_BARRIER:
         ++*epoch;
