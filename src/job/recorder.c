@@ -365,42 +365,53 @@ void tu_record_end(const tu_recorder *recorder, uint64_t ticket, tutti_status st
 /* How many places ahead the lines are fetched, so that a batch of messages does not wait for them. */
 #define AHEAD 4
 
-static inline __attribute__((always_inline)) void record_past(const tu_recorder *recorder, uint32_t shard,
-                                                              const tu_operation_info *info, uint64_t began,
-                                                              uint64_t ended, uint64_t bytes) {
-    uint64_t id;
-    entry *e = take_place(recorder, &id);
+static inline void end_past(const tu_recorder *recorder, entry *e, uint64_t id, uint64_t ended) {
     const entry *ahead = entry_of(recorder, id + AHEAD);
     tu_prefetch_for_write(&ahead->stamp);
     tu_prefetch_for_write(&ahead->thread);
-    fill(e, info, began);
     put(&e->ended, ended);
     put(&e->status, TUTTI_OK);
-    count(recorder, shard, info->operation, info->algorithm, bytes, ended - began, false);
     put(&e->end_stamp, 2 * id); /* first, so that nobody sees it run */
     put(&e->stamp, 2 * id);
 }
 
 void tu_record_past(const tu_recorder *recorder, const tu_operation_info *info, uint64_t began, uint64_t ended,
                     uint64_t bytes) {
-    if (!TUTTI_BARE)
-        record_past(recorder, shard_of(recorder), info, began, ended, bytes);
+    if (TUTTI_BARE)
+        return;
+    uint64_t id;
+    uint32_t shard = shard_of(recorder);
+    entry *e = take_place(recorder, &id);
+    fill(e, info, began);
+    count(recorder, shard, info->operation, info->algorithm, bytes, ended - began, false);
+    end_past(recorder, e, id, ended);
 }
 
 void tu_record_past_messages(const tu_recorder *recorder, const tu_operation_info *common,
                              const tu_record_message *messages, int messages_count, uint64_t began, uint64_t ended) {
     if (TUTTI_BARE)
         return;
-    uint32_t shard = shard_of(recorder);
-    tu_operation_info info = *common;
+    uint32_t shard = shard_of(recorder), thread = self.thread;
+    /* Places for all of them; one in which something still runs is left empty, and another is taken. */
+    uint64_t next =
+        atomic_fetch_add_explicit(&recorder->memory->last_id, (uint64_t)messages_count, memory_order_relaxed);
     for (const tu_record_message *message = messages; message < messages + messages_count; message++) {
-        info.sequence = message->sequence;
-        info.count = message->count;
-        info.root = message->root;
-        info.tag = message->tag;
-        info.operation = message->operation;
-        info.dtype = message->dtype;
-        record_past(recorder, shard, &info, began, ended, message->bytes);
+        uint64_t id = ++next;
+        entry *e = entry_of(recorder, id);
+        if (__builtin_expect(runs(e), 0))
+            e = take_place(recorder, &id);
+        atomic_store_explicit(&e->stamp, 2 * id + 1, memory_order_relaxed);
+        put(&e->created, began);
+        put(&e->group_key, common->group_key);
+        put(&e->sequence, message->sequence);
+        put(&e->count, message->count);
+        put(&e->timeout_ns, (uint64_t)common->timeout_ns);
+        put(&e->group_index_and_root, pair(common->group_index, (uint32_t)message->root));
+        put(&e->tag_and_what, pair((uint32_t)message->tag, message->operation | (uint32_t)message->dtype << 8));
+        put(&e->thread, thread);
+        put(&e->executor, common->executor);
+        count(recorder, shard, message->operation, 0, message->bytes, ended - began, false);
+        end_past(recorder, e, id, ended);
     }
 }
 
