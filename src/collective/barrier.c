@@ -6,11 +6,11 @@
 #include "collective/device.h"
 
 tutti_status tutti_barrier(tutti_group *group, const tutti_call *call) {
+    tutti_status status;
+    if (call == NULL && tu_express_barrier(group, &status))
+        return status;
     tu_task task;
     tu_task_begin(&task, group, TU_OPERATION_BARRIER);
-    tutti_status status;
-    if (call == NULL && tu_express_barrier(&task, &status))
-        return status;
     return tu_submit(&task, call);
 }
 

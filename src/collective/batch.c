@@ -373,34 +373,37 @@ static tutti_status start_work(tutti_batch *batch, tutti_work **result) {
     return tu_work_start_made(work, result);
 }
 
-tutti_status tutti_batch_end(tutti_batch *batch, const tutti_call *call) {
-    if (batch == NULL)
-        return refuse("tutti_batch_end");
+/* What is not left to the defaults. */
+static tutti_status read_options(const tutti_call *call, int64_t *timeout_ns, tutti_work ***work) {
     tutti_call full = TUTTI_CALL_INIT;
-    tutti_status status = call == NULL ? TUTTI_OK : tu_options_copy("tutti_call", call, &full, sizeof full);
+    tutti_status status = tu_options_copy("tutti_call", call, &full, sizeof full);
     if (status == TUTTI_OK && full.timeout_ns < 0)
         status = tu_error(TUTTI_ERROR_ARGUMENT,
                           "tutti_batch_end: timeout_ns is %lld; it must be positive, or 0 for the group's",
                           (long long)full.timeout_ns);
-    if (status != TUTTI_OK) {
-        tu_batch_free(batch);
-        return status;
+    *timeout_ns = full.timeout_ns;
+    *work = full.work;
+    return status;
+}
+
+tutti_status tutti_batch_end(tutti_batch *batch, const tutti_call *call) {
+    if (batch == NULL)
+        return refuse("tutti_batch_end");
+    tutti_work **work = NULL;
+    tutti_status status = call == NULL ? TUTTI_OK : read_options(call, &batch->timeout_ns, &work);
+    bool done = status != TUTTI_OK;
+    if (!done && batch->short_count != 0 && batch->timeout_ns == 0 && work == NULL)
+        done = tu_short_run(batch->state, batch->shorts, batch->short_count, &status);
+    if (!done && batch->short_count != 0 && !unfold(batch)) {
+        status = TUTTI_ERROR_MEMORY;
+        done = true;
     }
-    bool plain = full.timeout_ns == 0 && full.work == NULL;
-    if (batch->short_count != 0 && plain && tu_short_run(batch->state, batch->shorts, batch->short_count, &status)) {
-        tu_batch_free(batch);
-        return status;
-    }
-    if (batch->short_count != 0 && !unfold(batch)) {
-        tu_batch_free(batch);
-        return TUTTI_ERROR_MEMORY;
-    }
-    batch->timeout_ns = full.timeout_ns;
-    for (int i = 0; i < batch->count && full.timeout_ns != 0; i++)
-        batch->tasks[i].timeout_ns = full.timeout_ns;
-    if (full.work != NULL)
-        return start_work(batch, full.work);
-    status = tu_batch_run(batch);
+    for (int i = 0; i < batch->count && batch->timeout_ns != 0; i++)
+        batch->tasks[i].timeout_ns = batch->timeout_ns;
+    if (!done && work != NULL)
+        return start_work(batch, work);
+    if (!done)
+        status = tu_batch_run(batch);
     tu_batch_free(batch);
     return status;
 }

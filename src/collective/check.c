@@ -122,28 +122,15 @@ static tutti_status check_factor(tu_task *task, const void *factor) {
     return TUTTI_OK;
 }
 
-bool tu_is_plain_all_reduce(tu_task *task) {
-    const tu_operation_info *info = &task->info;
-    if (info->reduction == TUTTI_PREMUL_SUM || info->count == 0 || info->count > (SIZE_MAX >> 8))
-        return false;
-    if (!tutti_reduction_applies((tutti_reduction)info->reduction, (tutti_dtype)info->dtype))
-        return false;
-    size_t element = tutti_dtype_size((tutti_dtype)info->dtype), bytes = info->count * element;
-    const unsigned char *in = task->in, *out = task->out;
-    if (in == NULL || out == NULL || (in != out && in < out + bytes && out < in + bytes))
-        return false;
-    task->element = element;
-    task->factor = 1;
-    return true;
-}
-
 /* The usual call in a few nanoseconds; whatever it does not accept goes the long way, which says what is wrong. */
 static bool is_plain_call(tu_task *task, const tutti_call *call) {
     if (task->row != &tu_operations[TU_OPERATION_ALL_REDUCE] || call->algorithm != TUTTI_ALGORITHM_AUTO ||
         call->timeout_ns < 0 || call->strided_in != NULL || call->strided_out != NULL)
         return false;
     task->timeout_ns = call->timeout_ns;
-    return tu_is_plain_all_reduce(task);
+    task->factor = 1;
+    return tu_is_plain_all_reduce(task->in, task->out, task->info.count, (tutti_dtype)task->info.dtype,
+                                  (tutti_reduction)task->info.reduction, &task->element);
 }
 
 tutti_status tu_check_task(tu_task *task, const tutti_call *call) {

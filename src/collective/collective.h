@@ -29,6 +29,7 @@
 
 #include <tutti/collective.h>
 
+#include "base/bare.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "collective/arrival.h"
@@ -293,6 +294,10 @@ static inline uint64_t (*tu_splits(const tu_collective *state, int member, uint6
 }
 /* ---- hand-overs: sync.c ---- */
 
+/* Looks, each after a pause, before a wait is set up: about a microsecond, beyond which that costs nothing. Without the
+ * pause a look that finds nothing takes the line away from its writer, who then has to fetch it back. */
+#define TU_QUICK_SPINS 64
+
 /* Enters the next epoch: waits, where it must, until all members are done with the one before the last. */
 tutti_status tu_epoch_enter(tu_collective *state, tu_task *task, uint64_t *epoch);
 /* Publishes what was put into the line and slot of `epoch`. */
@@ -307,6 +312,12 @@ static inline tutti_status tu_epoch_come(tu_collective *state, tu_task *task, ui
 /* Waits until `member` (or all) arrived, and compares signatures. */
 tutti_status tu_epoch_await(tu_collective *state, tu_task *task, uint64_t epoch, int member);
 tutti_status tu_epoch_await_all(tu_collective *state, tu_task *task, uint64_t epoch);
+/* Everybody has arrived in `epoch`, so nobody reads this rank's line of the one before any more. It is the line of the
+ * next epoch: fetched back for writing now, on the way out, it is there when the next call stores its flag. */
+static inline void tu_line_reclaim(tu_collective *state, uint64_t epoch) {
+    tu_prefetch_for_write(&state->members[state->rank]->arrive[(epoch + 1) & 1]);
+    state->cleared = epoch - 1;
+}
 /* Whether `member` (or all) have arrived; never waits, compares nothing. */
 bool tu_epoch_reached(const tu_collective *state, uint64_t epoch, int member);
 bool tu_epoch_complete(const tu_collective *state, uint64_t epoch);
@@ -323,7 +334,12 @@ static inline unsigned tu_ring_flags(const tu_collective *state, size_t bytes) {
     return state->watch.watched ? (state->watch.far ? TU_KERNEL_STREAM : 0) : tu_stage_flags(state, bytes);
 }
 /* Rings every member that sleeps. */
-void tu_ring_members(const tu_collective *state);
+void tu_ring_sleepers(const tu_collective *state);
+static inline void tu_ring_members(const tu_collective *state) {
+    atomic_signal_fence(memory_order_seq_cst); /* pairs with the sleepers' membarrier, as in tu_bell_ring */
+    if (__builtin_expect(atomic_load_explicit(state->sleepers, memory_order_relaxed) != 0, 0))
+        tu_ring_sleepers(state);
+}
 /* TUTTI_OK while the group lives, else its cause; before each chunk that is written to a peer. */
 static inline tutti_status tu_still_alive(const tu_collective *state) {
     return tu_group_ended(state->group) ? tu_group_cause(state->group) : TUTTI_OK;
@@ -334,8 +350,34 @@ tutti_status tu_await_up(tu_collective *state, tu_task *task, uint64_t epoch, in
 
 /* ---- mismatch.c ---- */
 
-uint64_t tu_signature(const tu_task *task);
-void tu_say(tu_said *said, const tu_task *task);
+static inline uint64_t tu_mix(uint64_t hash, uint64_t value) {
+    hash = (hash ^ value) * UINT64_C(0x9e3779b97f4a7c15);
+    return hash ^ hash >> 29;
+}
+/* `meets`: of the operation's row. `detail`: as in tu_task. */
+static inline uint64_t tu_signature_of(const tu_operation_info *info, tu_operation meets, uint64_t detail) {
+    if (TUTTI_BARE)
+        return 1;
+    uint64_t small = (uint64_t)meets << 56 | (uint64_t)info->dtype << 48 | (uint64_t)info->reduction << 40 |
+                     (uint64_t)info->algorithm << 32 | (uint32_t)info->root;
+    return tu_mix(tu_mix(small * UINT64_C(0xff51afd7ed558ccd), info->count), detail);
+}
+static inline uint64_t tu_signature(const tu_task *task) {
+    return tu_signature_of(&task->info, task->row->meets, task->detail);
+}
+
+static inline void tu_say(tu_said *said, const tu_operation_info *info, uint64_t detail) {
+    if (TUTTI_BARE)
+        return;
+    said->sequence = info->sequence;
+    said->count = info->count;
+    said->detail = detail;
+    said->root = info->root;
+    said->operation = info->operation;
+    said->dtype = info->dtype;
+    said->reduction = info->reduction;
+    said->algorithm = info->algorithm;
+}
 /* Writes the error for a member whose signature differs; returns TUTTI_ERROR_MISMATCH. */
 tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epoch, int member);
 /* The same for what another host's member said. */
@@ -382,14 +424,17 @@ tutti_status tu_task_meet(tu_task *task);
 
 /* Sets the task's algorithm and signature; notes for tutti_group_ran that it runs. In a turn. */
 void tu_shm_choose(tu_task *task);
-void tu_shm_note(tu_task *task);
+static inline void tu_shm_note(tu_collective *state, const tu_executor *executor, const tu_operation_info *info) {
+    state->ran = *info;
+    state->ran_by = executor;
+    state->direct_inputs = state->direct_outputs = 0;
+}
 
 /* The quick way for calls without options: express.c. False: it is not for this call, nothing has happened. */
-bool tu_express_barrier(tu_task *task, tutti_status *status);
-bool tu_express_all_reduce(tu_task *task, tutti_status *status);
+bool tu_express_barrier(tutti_group *group, tutti_status *status);
+bool tu_express_all_reduce(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
+                           tutti_reduction reduction, tutti_status *status);
 
-/* An all-reduce whose inputs fit into the lines of `epoch`, which has been entered. */
-tutti_status tu_reduce_inline(tu_collective *state, tu_task *task, uint64_t epoch, size_t bytes);
 /* One hand-over: start publishes, finish waits and takes. bytes: staged by this rank. */
 tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm);
 bool tu_one_shot_can_start(const tu_collective *state, const tu_task *task, tutti_algorithm algorithm);

@@ -203,7 +203,7 @@ static tutti_status in_words(tu_round *round, tutti_status status) {
         return tu_mismatch_split(round->task->state, round->task, member, round->hosts->group->rank,
                                  other.sent_bytes / element, other.expected_bytes / element);
     tu_said mine, theirs;
-    tu_say(&mine, round->task);
+    tu_say(&mine, &round->task->info, round->task->detail);
     memset(&theirs, 0, sizeof theirs);
     memcpy(&theirs, other.said.bytes, offsetof(tu_said, algorithm) + 1);
     return tu_mismatch_of(round->hosts->group, round->task, &mine, member, &theirs);
@@ -257,7 +257,7 @@ static bool serves(const tutti_group *group, const tu_task *task) {
 static void say(tu_hosts *hosts, tu_task *task) {
     tu_said said;
     tu_network_said sent = { .signature = tu_signature(task) };
-    tu_say(&said, task);
+    tu_say(&said, &task->info, task->detail);
     memcpy(sent.bytes, &said, offsetof(tu_said, algorithm) + 1);
     tu_network_say(hosts->network, task->info.sequence, &sent);
 }

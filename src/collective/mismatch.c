@@ -5,35 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/bare.h"
 #include "collective/collective.h"
-
-static uint64_t mix(uint64_t hash, uint64_t value) {
-    hash = (hash ^ value) * UINT64_C(0x9e3779b97f4a7c15);
-    return hash ^ hash >> 29;
-}
-
-uint64_t tu_signature(const tu_task *task) {
-    if (TUTTI_BARE)
-        return 1;
-    const tu_operation_info *info = &task->info;
-    uint64_t small = (uint64_t)task->row->meets << 56 | (uint64_t)info->dtype << 48 | (uint64_t)info->reduction << 40 |
-                     (uint64_t)info->algorithm << 32 | (uint32_t)info->root;
-    return mix(mix(small * UINT64_C(0xff51afd7ed558ccd), info->count), task->detail);
-}
-
-void tu_say(tu_said *said, const tu_task *task) {
-    if (TUTTI_BARE)
-        return;
-    said->sequence = task->info.sequence;
-    said->count = task->info.count;
-    said->detail = task->detail;
-    said->root = task->info.root;
-    said->operation = task->info.operation;
-    said->dtype = task->info.dtype;
-    said->reduction = task->info.reduction;
-    said->algorithm = task->info.algorithm;
-}
 
 /* "all_reduce (f32 sum, 4096 elements, two_shot)" */
 static void describe(const tu_said *said, char *text, size_t bytes) {

@@ -315,8 +315,8 @@ static tutti_status barrier(tu_collective *state, tu_task *task) {
     return tu_epoch_await_all(state, task, epoch);
 }
 
-/* The shortest way of the most frequent call: what the general steps below do, for one round in the line. */
-tutti_status tu_reduce_inline(tu_collective *state, tu_task *task, uint64_t epoch, size_t bytes) {
+/* The shortest way of a frequent call: what the general steps below do, for one round in the line. */
+static tutti_status reduce_inline(tu_collective *state, tu_task *task, uint64_t epoch, size_t bytes) {
     unsigned char *payload = state->members[state->rank]->arrive[epoch & 1].payload;
     if (bytes == sizeof(uint64_t))
         memcpy(payload, task->in, sizeof(uint64_t));
@@ -336,7 +336,7 @@ tutti_status tu_reduce_inline(tu_collective *state, tu_task *task, uint64_t epoc
 static tutti_status tiny_all_reduce(tu_collective *state, tu_task *task) {
     uint64_t epoch;
     tutti_status status = tu_epoch_enter(state, task, &epoch);
-    return status == TUTTI_OK ? tu_reduce_inline(state, task, epoch, task->info.count * task->element) : status;
+    return status == TUTTI_OK ? reduce_inline(state, task, epoch, task->info.count * task->element) : status;
 }
 
 tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {

@@ -17,11 +17,11 @@ static void begin(tu_task *task, tutti_group *group, tu_operation operation, con
 
 tutti_status tutti_all_reduce(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
                               tutti_reduction reduction, const tutti_call *call) {
+    tutti_status status;
+    if (call == NULL && tu_express_all_reduce(group, in, out, count, dtype, reduction, &status))
+        return status;
     tu_task task;
     begin(&task, group, TU_OPERATION_ALL_REDUCE, in, out, count, dtype, reduction);
-    tutti_status status;
-    if (call == NULL && tu_express_all_reduce(&task, &status))
-        return status;
     return tu_submit(&task, call);
 }
 

@@ -40,13 +40,6 @@ void tu_shm_choose(tu_task *task) {
     }
 }
 
-void tu_shm_note(tu_task *task) {
-    tu_collective *state = task->state;
-    state->ran = task->info;
-    state->ran_by = task->executor;
-    state->direct_inputs = state->direct_outputs = 0;
-}
-
 static tutti_status run_algorithm(tu_collective *state, tu_task *task) {
     tutti_algorithm algorithm = (tutti_algorithm)task->info.algorithm;
     switch (algorithm) {
@@ -79,7 +72,7 @@ static tutti_status run(tu_task *task) {
     if (__builtin_expect(task->row->kind == TU_KIND_MESSAGE, 0))
         return tu_message_run(task);
     tu_shm_choose(task);
-    tu_shm_note(task);
+    tu_shm_note(state, task->executor, &task->info);
     if (task->custom != NULL)
         return task->custom(state, task);
     if (task->row->in_place == TU_IN_PLACE_COPIES && task->in == task->out && task->in != NULL)

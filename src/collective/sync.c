@@ -5,11 +5,6 @@
  */
 #include "collective/collective.h"
 
-/* Spins of the quick part, in pauses: about a microsecond, beyond which setting up a real wait costs nothing. There is
- * a pause before each further look: one that finds nothing takes the line away from its writer, who then has to fetch
- * it back. */
-#define QUICK_SPINS 64
-
 typedef enum tu_awaited {
     TU_AWAIT_ARRIVE,
     TU_AWAIT_STEP,
@@ -72,7 +67,7 @@ static inline tutti_status await(tu_collective *state, tu_task *task, tu_awaited
     if (reached(state, what, epoch, member))
         return TUTTI_OK;
     if (state->spins != 0) {
-        for (int i = 0; i < QUICK_SPINS; i++) {
+        for (int i = 0; i < TU_QUICK_SPINS; i++) {
             tu_pause();
             if (reached(state, what, epoch, member))
                 return TUTTI_OK;
@@ -87,10 +82,7 @@ tutti_status tu_await_up(tu_collective *state, tu_task *task, uint64_t epoch, in
 
 /* ---- arriving ---- */
 
-void tu_ring_members(const tu_collective *state) {
-    atomic_signal_fence(memory_order_seq_cst); /* pairs with the sleepers' membarrier, as in tu_bell_ring */
-    if (__builtin_expect(atomic_load_explicit(state->sleepers, memory_order_relaxed) == 0, 1))
-        return;
+void tu_ring_sleepers(const tu_collective *state) {
     for (int member = 0; member < state->size; member++)
         if (member != state->rank)
             tu_bell_ring_slow(state->bells[member]);
@@ -126,7 +118,7 @@ tutti_status tu_epoch_enter(tu_collective *state, tu_task *task, uint64_t *epoch
 void tu_epoch_arrive(tu_collective *state, tu_task *task, uint64_t epoch) {
     tu_member *mine = state->members[state->rank];
     tu_line *line = &mine->arrive[epoch & 1];
-    tu_say(&mine->said[epoch & 1], task);
+    tu_say(&mine->said[epoch & 1], &task->info, task->detail);
     state->signature[epoch & 1] = task->signature;
     line->signature = task->signature;
     atomic_store_explicit(&line->flag, epoch, memory_order_release); /* pairs with `reached` */
@@ -149,13 +141,6 @@ tutti_status tu_epoch_await(tu_collective *state, tu_task *task, uint64_t epoch,
     return await_arrival(state, task, epoch, member, false);
 }
 
-/* Everybody has arrived in `epoch`, so nobody reads this rank's line of the one before any more. It is the line of the
- * next epoch: fetched back for writing now, on the way out, it is there when the next call stores its flag. */
-static inline void reclaim_line(tu_collective *state, uint64_t epoch) {
-    tu_prefetch_for_write(&state->members[state->rank]->arrive[(epoch + 1) & 1]);
-    state->cleared = epoch - 1;
-}
-
 tutti_status tu_epoch_await_all(tu_collective *state, tu_task *task, uint64_t epoch) {
     /* The lines of all members are fetched side by side before the first is waited for. */
     if (state->size > 2)
@@ -166,7 +151,7 @@ tutti_status tu_epoch_await_all(tu_collective *state, tu_task *task, uint64_t ep
         if (status != TUTTI_OK)
             return status;
     }
-    reclaim_line(state, epoch);
+    tu_line_reclaim(state, epoch);
     return TUTTI_OK;
 }
 

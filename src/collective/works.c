@@ -288,7 +288,7 @@ static tutti_status try_at_once(tu_collective *state, tutti_work *work, bool *st
     tutti_status status = enter_if_first(atomic_load_explicit(&state->works, memory_order_acquire), work, started);
     if (status != TUTTI_OK || !*started)
         return status;
-    tu_shm_note(task);
+    tu_shm_note(state, task->executor, &task->info);
     if (task->source != NULL)
         status = tu_task_fill(task);
     if (status == TUTTI_OK)

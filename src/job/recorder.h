@@ -64,6 +64,9 @@ uint64_t tu_record_begin(const tu_recorder *recorder, const tu_operation_info *i
 void tu_record_algorithm(const tu_recorder *recorder, uint64_t ticket, uint8_t algorithm);
 void tu_record_waiting(const tu_recorder *recorder, uint64_t ticket, int world_rank); /* slow paths only; -1 no more */
 void tu_record_end(const tu_recorder *recorder, uint64_t ticket, tutti_status status);
+/* The same for a success, by who still knows what it was. */
+void tu_record_end_well(const tu_recorder *recorder, uint64_t ticket, uint8_t operation, uint8_t algorithm,
+                        uint64_t bytes);
 
 /* Several operations that begin together, and those that were over before anybody could have seen them run: the time is
  * read once for all. tu_record_past makes the whole entry of one that succeeded and moved so many bytes. */

@@ -351,13 +351,6 @@ static bool ends_group(const tu_operation_info *info, tutti_status status) {
     }
 }
 
-static void note_completed(tutti_group *group, uint64_t sequence) {
-    uint64_t seen = atomic_load_explicit(&group->completed, memory_order_relaxed);
-    while (seen < sequence && !atomic_compare_exchange_weak_explicit(&group->completed, &seen, sequence,
-                                                                     memory_order_relaxed, memory_order_relaxed))
-        ;
-}
-
 static void end_record(tutti_group *group, uint64_t ticket, tutti_status status) {
     if (ticket != 0 && group->world->job != NULL)
         tu_record_end(tu_job_recorder(group->world->job, group->world->local_rank), ticket, status);
@@ -367,7 +360,7 @@ tutti_status tu_group_leave(tutti_group *group, const tu_operation_info *info, u
     if (__builtin_expect(status == TUTTI_OK, 1)) {
         end_record(group, ticket, status);
         if (tu_operation_sequenced((tu_operation)info->operation))
-            note_completed(group, info->sequence);
+            tu_group_completed(group, info->sequence);
         return TUTTI_OK;
     }
     if (ends_group(info, status) && !end_group(group, info))

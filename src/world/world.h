@@ -188,6 +188,14 @@ static inline void tu_group_number(const tutti_group *group, _Atomic uint64_t *c
     info->group_index = group->recorder_index;
 }
 
+/* Notes an operation that went well. */
+static inline void tu_group_completed(tutti_group *group, uint64_t sequence) {
+    uint64_t seen = atomic_load_explicit(&group->completed, memory_order_relaxed);
+    while (seen < sequence && !atomic_compare_exchange_weak_explicit(&group->completed, &seen, sequence,
+                                                                     memory_order_relaxed, memory_order_relaxed)) {
+    }
+}
+
 /* Ends the record; on success notes the sequence as completed. A failure by death, mismatch, abort or deadline ends the
  * group with the calling thread's error as first cause, or replaces that error by the cause that was first. Returns the
  * status to return. */
