@@ -3,6 +3,7 @@
  * Scaled dot-product attention, forward and backward, one head per thread at a time; and rotary position embedding.
  */
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "tensor/kernel/elementary.h"
@@ -310,6 +311,106 @@ static bool is_narrow(const tt_tensor *x) {
     return x->dtype == TUTTI_BF16 || x->dtype == TUTTI_F16;
 }
 
+/* ---- on a device, bf16 and f16 whose scores stay on the chip: tensor_cuda/attention.cu ---- */
+
+/* Where the heads of x lie, for kernels; false where its strides or its place are none that they take. */
+static bool lay_heads(const tt_tensor *x, tu_launch_heads *heads) {
+    int n = x->ndim;
+    const int64_t *strides = x->strides;
+    *heads = (tu_launch_heads){ tu_place_of(tu_pointer(x)), n > 3 ? strides[n - 4] : 0, n > 2 ? strides[n - 3] : 0,
+                                strides[n - 2] };
+    bool fits = strides[n - 1] == 1 && (heads->data & 15) == 0 &&
+                ((heads->outer_step | heads->inner_step | heads->row) & 7) == 0;
+    for (int i = 0; i + 4 < n; i++) /* all before the last leading dimension are one */
+        fits = fits && strides[i] == strides[i + 1] * x->sizes[i + 1];
+    return fits;
+}
+
+/* x itself, held, where its heads lie well, else a dense copy. NULL: there is no memory, or none of both is taken. */
+static tt_tensor *stage_heads(const tt_tensor *x, tu_launch_heads *heads) {
+    if (lay_heads(x, heads))
+        return tu_tensor_hold((tt_tensor *)x);
+    tt_tensor *copy = tu_stage_in(x, (tutti_dtype)x->dtype);
+    if (copy != NULL && lay_heads(copy, heads))
+        return copy;
+    tu_tensor_drop(copy);
+    return NULL;
+}
+
+static bool has_tiles(const tu_call *call) {
+    const tt_tensor *query = call->inputs[0], *key = call->inputs[1], *value = call->inputs[2];
+    int64_t depth = query->sizes[query->ndim - 1];
+    return is_narrow(query) && key->dtype == query->dtype && value->dtype == query->dtype &&
+           (depth == 32 || depth == 64 || depth == 96 || depth == 128) && value->sizes[query->ndim - 1] == depth &&
+           query->numel > 0 && key->numel > 0;
+}
+
+static tutti_status launch_tiles(const tu_call *call, const char *name, int64_t rows, const tu_launch_tiles *tiles) {
+    char plain[48], full[64];
+    const tt_tensor *query = call->inputs[0];
+    snprintf(plain, sizeof plain, "attention_%s_%d", name, (int)query->sizes[query->ndim - 1]);
+    return tu_device_launch_blocks(tu_device_of(query), tu_kernel_name(full, plain, (tutti_dtype)query->dtype),
+                                   (rows + TU_HEAD_ROWS - 1) / TU_HEAD_ROWS * tiles->heads, TU_HEAD_THREADS, tiles);
+}
+
+static void set_tiles(tu_launch_tiles *tiles, const tu_call *call, bool causal, double scale) {
+    const tt_tensor *query = call->inputs[0], *key = call->inputs[1];
+    int n = query->ndim;
+    tiles->heads = head_count(query);
+    tiles->inner = n > 2 ? query->sizes[n - 3] : 1;
+    tiles->queries = query->sizes[n - 2];
+    tiles->keys = key->sizes[n - 2];
+    tiles->scale = (float)(scale != 0 ? scale : 1 / sqrt((double)query->sizes[n - 1]));
+    tiles->causal = causal;
+}
+
+/* UNSUPPORTED, with nothing done, where the heads lie as no kernel takes them. */
+static tutti_status attention_in_tiles(tu_call *call, bool causal, double scale) {
+    tu_launch_tiles tiles = { .sums = tu_place_of(tu_pointer(call->outputs[1])) };
+    tu_launch_heads *places[3] = { &tiles.query, &tiles.key, &tiles.value };
+    tt_tensor *in[3];
+    bool staged = lay_heads(call->outputs[0], &tiles.out);
+    for (int i = 0; i < 3; i++)
+        staged = (in[i] = stage_heads(call->inputs[i], places[i])) != NULL && staged;
+    set_tiles(&tiles, call, causal, scale);
+    tutti_status status = staged ? launch_tiles(call, "forward", tiles.queries, &tiles) : TUTTI_ERROR_UNSUPPORTED;
+    for (int i = 0; i < 3; i++)
+        tu_tensor_drop(in[i]);
+    return status;
+}
+
+static tutti_status attention_backward_in_tiles(tu_call *call, bool causal, double scale) {
+    tu_launch_tiles tiles = { 0 };
+    tu_launch_heads *places[5] = { &tiles.query, &tiles.key, &tiles.value, &tiles.grad, &tiles.out };
+    tu_launch_heads *results[3] = { &tiles.of_query, &tiles.of_key, &tiles.of_value };
+    tt_tensor *in[5], *sums = tu_stage_in(call->inputs[5], TUTTI_F32), *dots = NULL;
+    bool staged = sums != NULL;
+    set_tiles(&tiles, call, causal, scale);
+    for (int i = 0; i < 5; i++)
+        staged = (in[i] = stage_heads(call->inputs[i], places[i])) != NULL && staged;
+    for (int i = 0; i < 3; i++)
+        staged = lay_heads(call->outputs[i], results[i]) && staged;
+    tutti_status status = TUTTI_ERROR_UNSUPPORTED;
+    if (staged) {
+        tu_shape shape = { .dtype = TUTTI_F32, .device = call->device, .ndim = 1, .strides = { 1 } };
+        shape.sizes[0] = tiles.heads * tiles.queries;
+        dots = tu_tensor_new(&shape);
+        status = dots == NULL ? TUTTI_ERROR_MEMORY : TUTTI_OK;
+    }
+    if (status == TUTTI_OK) {
+        tiles.sums = tu_place_of(tu_pointer(sums));
+        tiles.dots = tu_place_of(tu_pointer(dots));
+        status = launch_tiles(call, "queries", tiles.queries, &tiles); /* the next one needs its dots */
+    }
+    if (status == TUTTI_OK)
+        status = launch_tiles(call, "keys", tiles.keys, &tiles);
+    for (int i = 0; i < 5; i++)
+        tu_tensor_drop(in[i]);
+    tu_tensor_drop(sums);
+    tu_tensor_drop(dots);
+    return status;
+}
+
 /* out (heads, rows, columns) = left (heads, rows, depth) right (heads, depth, columns), each dense, turned or not. */
 static tutti_status multiply_heads(const tu_call *call, const tt_tensor *query, int64_t rows, int64_t columns,
                                    int64_t depth, const tt_tensor *left, bool turned_left, const tt_tensor *right,
@@ -353,6 +454,9 @@ static tutti_status launch_scores(const char *name, tutti_dtype dtype, const hea
 }
 
 static tutti_status attention_on_device(tu_call *call, bool causal, double scale) {
+    tutti_status tiled = has_tiles(call) ? attention_in_tiles(call, causal, scale) : TUTTI_ERROR_UNSUPPORTED;
+    if (tiled != TUTTI_ERROR_UNSUPPORTED)
+        return tiled;
     const tt_tensor *query = call->inputs[0];
     bool narrow = is_narrow(query);
     tutti_dtype compute = tu_stage_dtype(query), dtype = narrow ? (tutti_dtype)query->dtype : compute;
@@ -395,6 +499,9 @@ static tutti_status attention_backward_on_device(tu_call *call, bool causal, dou
         SUMS,
         INPUTS
     };
+    tutti_status tiled = has_tiles(call) ? attention_backward_in_tiles(call, causal, scale) : TUTTI_ERROR_UNSUPPORTED;
+    if (tiled != TUTTI_ERROR_UNSUPPORTED)
+        return tiled;
     const tt_tensor *query = call->inputs[0];
     bool narrow = is_narrow(query), staged = true;
     tutti_dtype compute = tu_stage_dtype(query), dtype = narrow ? (tutti_dtype)query->dtype : compute;

@@ -85,30 +85,36 @@ typedef struct tu_launch_triangle {
     int32_t bytes, lower;
 } tu_launch_triangle;
 
-/* Rows of `size` elements of f32 or f64, dense. What a kernel does not use is 0. */
+/* Rows of `size` elements, dense: of f32 or f64, of norms and cross entropy also of bf16 and f16, whose other numbers
+ * are f32. What a kernel does not use is 0. */
 typedef struct tu_launch_rows {
     uint64_t x, other, out;
     int64_t count, size;
     /* norms */
     uint64_t weight, bias, mean, scale, of_weight, of_bias;
+    uint64_t
+        parts; /* of the gradients of weight and bias: sums of TU_NORM_PART rows each, of weights, then of biases */
     double epsilon;
+    int32_t wide_weight, wide_bias; /* these are of the type of computing, and not of that of the rows */
     /* cross entropy: log of the sum of exponentials, targets, loss of each row in f64, how many count, the gradient */
     uint64_t sums, targets, losses, counted, fault;
     int64_t ignore;
     int32_t centred, dtype;
 } tu_launch_rows;
+#define TU_NORM_PART 8 /* rows whose gradients are added by themselves, on the CPU too */
 
 /* Optimizer steps of several parameters: `steps` is an array of tu_launch_step. */
 typedef struct tu_launch_step {
     uint64_t parameter, gradient, first, second;
     double rate, momentum, decay, beta1, beta2, epsilon, correct;
-    int64_t begin;        /* number of its first element among all */
-    int32_t adamw, dtype; /* f32, f64, bf16 or f16 */
+    int64_t begin, elements; /* the number of its first chunk among all; how many elements it has */
+    int32_t adamw, dtype;    /* f32, f64, bf16 or f16 */
 } tu_launch_step;
 typedef struct tu_launch_steps {
     uint64_t steps;
-    int64_t count, elements;
+    int64_t count, chunks;
 } tu_launch_steps;
+#define TU_STEP_CHUNK 4096 /* elements that a block does at a time */
 
 /* Rows of `width` elements of two bytes, from one distance between rows, in elements, to another. */
 typedef struct tu_launch_pitch {
@@ -139,6 +145,23 @@ typedef struct tu_launch_scores {
     int32_t causal;
     uint64_t narrow_shares, narrow_slopes; /* of narrow floats: where these go, rounded */
 } tu_launch_scores;
+
+/* Attention whose scores stay on the chip: heads of bf16 or f16 in tiles of rows. Head number h of a tensor begins at
+ * data[h / inner * outer_step + h % inner * inner_step], its rows `row` apart, and its rows are dense. */
+typedef struct tu_launch_heads {
+    uint64_t data;
+    int64_t outer_step, inner_step, row;
+} tu_launch_heads;
+typedef struct tu_launch_tiles {
+    tu_launch_heads query, key, value, out, grad, of_query, of_key, of_value;
+    uint64_t sums,
+        dots; /* f32 of each row: the logarithm of its sum; what its gradient and its result have in common */
+    int64_t heads, inner, queries, keys;
+    float scale;
+    int32_t causal;
+} tu_launch_tiles;
+#define TU_HEAD_ROWS 64     /* queries, or keys, of a block */
+#define TU_HEAD_THREADS 128 /* of a block */
 
 /* A product of f32 with its scales, rounded: out = (product row_scale column_scale + bias) whole. Addresses may be 0.
  */

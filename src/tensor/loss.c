@@ -90,7 +90,7 @@ static double sum_losses(const tu_entropy_rows *job, tutti_dtype dtype, int64_t 
 /* On a device: each row's loss, then their mean, in the order of the rows. A target that is no class is told by the
  * next wait. */
 static tutti_status entropy_on_device(tu_call *call, int64_t ignore) {
-    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
+    tutti_dtype dtype = tu_device_rows_dtype(call->inputs[0]);
     tu_device *device = tu_device_of(call->inputs[0]);
     int64_t rows = call->inputs[0]->sizes[0];
     tu_shape of_losses = { .dtype = TUTTI_F64, .device = call->device, .ndim = 1, .sizes = { rows }, .strides = { 1 } };
@@ -158,11 +158,11 @@ tutti_status tu_cross_entropy_backward_shape(tu_call *call) {
 }
 
 static tutti_status entropy_backward_on_device(tu_call *call, int64_t ignore) {
-    tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
+    tutti_dtype dtype = tu_device_rows_dtype(call->inputs[0]);
     tu_device *device = tu_device_of(call->inputs[0]);
     tu_shape of_share = { .dtype = TUTTI_F64, .device = call->device };
     tt_tensor *logits = tu_stage_in(call->inputs[0], dtype), *targets = tu_stage_in(call->inputs[1], TUTTI_I64);
-    tt_tensor *sums = tu_stage_in(call->inputs[2], dtype), *share = tu_tensor_new(&of_share);
+    tt_tensor *sums = tu_stage_in(call->inputs[2], tu_stage_dtype(call->inputs[0])), *share = tu_tensor_new(&of_share);
     tt_tensor *grad = tu_stage_in(call->inputs[3], TUTTI_F64), *out = tu_stage_out(call->outputs[0], dtype);
     tutti_status status = TUTTI_ERROR_MEMORY;
     if (logits != NULL && targets != NULL && sums != NULL && share != NULL && grad != NULL && out != NULL) {
@@ -180,8 +180,8 @@ static tutti_status entropy_backward_on_device(tu_call *call, int64_t ignore) {
                                 .dtype = TUTTI_F64 };
         status = tu_device_launch_blocks(device, "kernel_entropy_share", 1, 128, &flat);
         if (status == TUTTI_OK)
-            status = tu_device_launch(device, tu_kernel_name(name, "entropy_backward", dtype), logits->numel,
-                                      TU_DEVICE_THREADS, &flat);
+            status = tu_device_launch_blocks(device, tu_kernel_name(name, "entropy_backward", dtype), flat.count,
+                                             TU_DEVICE_THREADS, &flat);
     }
     tu_tensor_drop(logits);
     tu_tensor_drop(targets);

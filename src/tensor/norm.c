@@ -27,49 +27,16 @@ static void run_kernel(tu_norm_kernel *const *kernels, const tu_norm_rows *rows,
     tu_parallel(count, grain, run_job, &each);
 }
 
-/* The same rows as kernels of a device get them. */
-static tu_launch_rows flat_rows(const tu_norm_rows *rows) {
-    return (tu_launch_rows){ .x = tu_place_of(rows->x),
-                             .other = tu_place_of(rows->grad),
-                             .out = tu_place_of(rows->y),
-                             .count = rows->count,
-                             .size = rows->size,
-                             .weight = tu_place_of(rows->weight),
-                             .bias = tu_place_of(rows->bias),
-                             .mean = tu_place_of(rows->mean),
-                             .scale = tu_place_of(rows->scale),
-                             .of_weight = tu_place_of(rows->of_weight),
-                             .of_bias = tu_place_of(rows->of_bias),
-                             .epsilon = rows->epsilon,
-                             .centred = rows->centred };
+static void run_forward(const tu_norm_rows *rows, tutti_dtype dtype) {
+    if (rows->count > 0)
+        run_kernel(tu_tensor_kernels_get()->norm, rows, dtype, rows->count, 16384 / rows->size + 1);
 }
 
-static tutti_status run_forward(const tt_tensor *x, const tu_norm_rows *rows, tutti_dtype dtype) {
-    if (rows->count == 0)
-        return TUTTI_OK;
-    if (tu_on_device(x)) {
-        tu_launch_rows flat = flat_rows(rows);
-        return tu_device_launch_rows(tu_device_of(x), "norm", dtype, &flat);
-    }
-    run_kernel(tu_tensor_kernels_get()->norm, rows, dtype, rows->count, 16384 / rows->size + 1);
-    return TUTTI_OK;
-}
-
-static tutti_status run_backward(const tt_tensor *x, const tu_norm_rows *rows, tutti_dtype dtype) {
-    if (tu_on_device(x)) {
-        char name[64];
-        tu_launch_rows flat = flat_rows(rows);
-        tutti_status status = tu_device_launch_rows(tu_device_of(x), "norm_backward", dtype, &flat);
-        return status == TUTTI_OK
-                   ? tu_device_launch_blocks(tu_device_of(x), tu_kernel_name(name, "norm_columns", dtype),
-                                             (rows->size + 31) / 32, 128, &flat) /* a block has 32 columns */
-                   : status;
-    }
+static void run_backward(const tu_norm_rows *rows, tutti_dtype dtype) {
     if (rows->count > 0)
         run_kernel(tu_tensor_kernels_get()->norm_backward, rows, dtype, rows->count, 8192 / rows->size + 1);
     if (rows->size > 0)
         run_kernel(tu_tensor_kernels_get()->norm_columns, rows, dtype, rows->size, 16384 / (rows->count + 1) + 64);
-    return TUTTI_OK;
 }
 
 /* ---- shapes ---- */
@@ -133,6 +100,48 @@ static void set_sizes(tu_norm_rows *job, const tt_tensor *x, int trailing) {
     job->count = job->size == 0 ? 0 : x->numel / job->size;
 }
 
+/* ---- on a device: rows as they lie ---- */
+
+static tu_launch_rows flat_rows(const tt_tensor *x, int trailing) {
+    tu_norm_rows sizes = { 0 };
+    set_sizes(&sizes, x, trailing);
+    return (tu_launch_rows){ .x = tu_place_of(tu_pointer(x)), .count = sizes.count, .size = sizes.size };
+}
+
+/* A weight or bias, dense, as it lies where that is how the rows lie, else in the type of computing: `wide` is set. */
+static tt_tensor *stage_weight(const tt_tensor *weight, const tt_tensor *x, int32_t *wide) {
+    tutti_dtype rows = tu_device_rows_dtype(x);
+    *wide = weight == NULL || weight->dtype != rows;
+    return tu_stage_in(weight, *wide ? tu_stage_dtype(x) : rows);
+}
+
+static tutti_status norm_on_device(tu_call *call, const tt_tensor *weight, const tt_tensor *bias, double epsilon,
+                                   bool centred) {
+    tutti_dtype dtype = tu_device_rows_dtype(call->inputs[0]);
+    int32_t wide_weight, wide_bias;
+    tt_tensor *x = tu_stage_in(call->inputs[0], dtype), *y = tu_stage_out(call->outputs[0], dtype);
+    tt_tensor *dense_weight = stage_weight(weight, call->inputs[0], &wide_weight),
+              *dense_bias = stage_weight(bias, call->inputs[0], &wide_bias);
+    tutti_status status = TUTTI_ERROR_MEMORY;
+    if (x != NULL && y != NULL && (dense_weight != NULL || weight == NULL) && (dense_bias != NULL || bias == NULL)) {
+        tu_launch_rows flat = flat_rows(x, trailing_of(weight, bias));
+        flat.out = tu_place_of(tu_pointer(y));
+        flat.weight = weight != NULL ? tu_place_of(tu_pointer(dense_weight)) : 0;
+        flat.bias = bias != NULL ? tu_place_of(tu_pointer(dense_bias)) : 0;
+        flat.mean = tu_place_of(tu_pointer(call->outputs[1]));
+        flat.scale = tu_place_of(tu_pointer(call->outputs[2]));
+        flat.epsilon = epsilon;
+        flat.centred = centred;
+        flat.wide_weight = wide_weight;
+        flat.wide_bias = wide_bias;
+        status = tu_device_launch_rows(tu_device_of(x), "norm", dtype, &flat);
+    }
+    tu_tensor_drop(x);
+    tu_tensor_drop(dense_weight);
+    tu_tensor_drop(dense_bias);
+    return tu_stage_end(1, call->outputs, &y, status);
+}
+
 static tutti_status norm_cpu(tu_call *call, const tt_tensor *weight, const tt_tensor *bias, double epsilon,
                              bool centred) {
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
@@ -152,11 +161,9 @@ static tutti_status norm_cpu(tu_call *call, const tt_tensor *weight, const tt_te
                              .centred = centred,
                              .stream = (size_t)y->numel * tu_dtype_bytes[dtype] >= TU_STREAM_BYTES };
         set_sizes(&job, x, trailing_of(weight, bias));
-        status = run_forward(x, &job, dtype);
-        if (status == TUTTI_OK) {
-            status = tu_stage_done(call->outputs[0], y);
-            y = NULL;
-        }
+        run_forward(&job, dtype);
+        status = tu_stage_done(call->outputs[0], y);
+        y = NULL;
     }
     tu_tensor_drop(x);
     tu_tensor_drop(dense_weight);
@@ -167,11 +174,15 @@ static tutti_status norm_cpu(tu_call *call, const tt_tensor *weight, const tt_te
 
 tutti_status tu_layer_norm_everywhere(tu_call *call) {
     const tu_layer_norm_attributes *attributes = call->attributes;
+    if (tu_is_remote(call->device))
+        return norm_on_device(call, call->inputs[1], call->inputs[2], attributes->epsilon, true);
     return norm_cpu(call, call->inputs[1], call->inputs[2], attributes->epsilon, true);
 }
 
 tutti_status tu_rms_norm_everywhere(tu_call *call) {
     const tu_rms_norm_attributes *attributes = call->attributes;
+    if (tu_is_remote(call->device))
+        return norm_on_device(call, call->inputs[1], NULL, attributes->epsilon, false);
     return norm_cpu(call, call->inputs[1], NULL, attributes->epsilon, false);
 }
 
@@ -198,16 +209,69 @@ tutti_status tu_norm_backward_shape(tu_call *call) {
     return status;
 }
 
+enum {
+    GRADIENT,
+    X,
+    MEAN,
+    SCALE,
+    WEIGHT,
+    INPUTS
+};
+
+/* The gradient of the rows, and those of weight and bias in two steps. */
+static tutti_status launch_backward(tu_device *device, tutti_dtype dtype, const tu_launch_rows *flat) {
+    char name[64];
+    int64_t parts = (flat->count + TU_NORM_PART - 1) / TU_NORM_PART;
+    tutti_status status = tu_device_launch_rows(device, "norm_backward", dtype, flat);
+    if (status == TUTTI_OK)
+        status = tu_device_launch(device, tu_kernel_name(name, "norm_parts", dtype), parts * flat->size,
+                                  TU_DEVICE_THREADS, flat);
+    return status == TUTTI_OK
+               ? tu_device_launch(device, tu_kernel_name(name, "norm_columns", dtype), 2 * flat->size, 32, flat)
+               : status;
+}
+
+static tutti_status norm_backward_on_device(tu_call *call, bool centred) {
+    const tt_tensor *x = call->inputs[X], *weight = call->inputs[WEIGHT];
+    tutti_dtype dtype = tu_device_rows_dtype(x), compute = tu_stage_dtype(x);
+    tu_launch_rows flat = flat_rows(x, x->ndim - call->inputs[MEAN]->ndim);
+    int32_t wide = call->outputs[1]->dtype != dtype;
+    tt_tensor *in[INPUTS] = { NULL }, *out[3] = { NULL };
+    bool staged = true;
+    for (int i = 0; i < INPUTS; i++) {
+        tutti_dtype wanted = i == MEAN || i == SCALE || (i == WEIGHT && wide) ? compute : dtype;
+        staged = ((in[i] = tu_stage_in(call->inputs[i], wanted)) != NULL || call->inputs[i] == NULL) && staged;
+    }
+    for (int i = 0; i < 3; i++)
+        staged = (out[i] = tu_stage_out(call->outputs[i], i > 0 && wide ? compute : dtype)) != NULL && staged;
+    tu_shape shape = { .dtype = compute, .device = call->device, .ndim = 1, .strides = { 1 } };
+    shape.sizes[0] = 2 * flat.size * ((flat.count + TU_NORM_PART - 1) / TU_NORM_PART);
+    tt_tensor *parts = staged ? tu_tensor_new(&shape) : NULL;
+    tutti_status status = TUTTI_ERROR_MEMORY;
+    if (parts != NULL) {
+        flat.x = tu_place_of(tu_pointer(in[X]));
+        flat.other = tu_place_of(tu_pointer(in[GRADIENT]));
+        flat.weight = weight != NULL ? tu_place_of(tu_pointer(in[WEIGHT])) : 0;
+        flat.mean = tu_place_of(tu_pointer(in[MEAN]));
+        flat.scale = tu_place_of(tu_pointer(in[SCALE]));
+        flat.out = tu_place_of(tu_pointer(out[0]));
+        flat.of_weight = tu_place_of(tu_pointer(out[1]));
+        flat.of_bias = tu_place_of(tu_pointer(out[2]));
+        flat.parts = tu_place_of(tu_pointer(parts));
+        flat.centred = centred;
+        flat.wide_weight = wide;
+        status = launch_backward(tu_device_of(x), dtype, &flat);
+    }
+    for (int i = 0; i < INPUTS; i++)
+        tu_tensor_drop(in[i]);
+    tu_tensor_drop(parts);
+    return tu_stage_end(3, call->outputs, out, status);
+}
+
 tutti_status tu_norm_backward_everywhere(tu_call *call) {
     const tu_norm_backward_attributes *attributes = call->attributes;
-    enum {
-        GRADIENT,
-        X,
-        MEAN,
-        SCALE,
-        WEIGHT,
-        INPUTS
-    };
+    if (tu_is_remote(call->device))
+        return norm_backward_on_device(call, attributes->centred);
     tutti_dtype dtype = tu_stage_dtype(call->inputs[X]);
     tt_tensor *in[INPUTS] = { NULL }, *out[3] = { NULL };
     tutti_status status = TUTTI_ERROR_MEMORY;
@@ -227,7 +291,8 @@ tutti_status tu_norm_backward_everywhere(tu_call *call) {
                              .of_bias = tu_pointer(out[2]),
                              .centred = attributes->centred };
         set_sizes(&job, call->inputs[X], call->inputs[X]->ndim - call->inputs[MEAN]->ndim);
-        status = run_backward(in[X], &job, dtype);
+        run_backward(&job, dtype);
+        status = TUTTI_OK;
     }
     for (int i = 0; i < INPUTS; i++)
         tu_tensor_drop(in[i]);

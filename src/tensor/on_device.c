@@ -365,7 +365,7 @@ tutti_status tu_device_launch_rows(tu_device *device, const char *name, tutti_dt
         THREADS = 128
     };
     char full[64];
-    int64_t each = THREADS / (128 / tu_dtype_bytes[dtype]); /* rows of a block */
+    int64_t each = dtype == TUTTI_F64 ? 8 : 4; /* rows of a block: a team of 16 or 32 threads has one */
     return tu_device_launch_blocks(device, tu_kernel_name(full, name, dtype), (rows->count + each - 1) / each, THREADS,
                                    rows);
 }

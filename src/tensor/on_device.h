@@ -92,7 +92,7 @@ tutti_status tu_device_launch_blocks(tu_device *device, const char *name, int64_
 /* The same on a stream of the caller's. */
 tutti_status tu_device_launch_on(tu_device *device, void *stream, const char *name, int64_t blocks, unsigned threads,
                                  const void *arguments);
-/* A kernel on rows, "softmax" of f32 or f64: see tu_launch_rows. */
+/* A kernel on rows, "softmax" of f32 or f64, "norm" of bf16 and f16 too: see tu_launch_rows. */
 tutti_status tu_device_launch_rows(tu_device *device, const char *name, tutti_dtype dtype, const tu_launch_rows *rows);
 /* A product by the vendor's library where it has such, else by a kernel of our own (matmul.c). */
 tutti_status tu_device_multiply(const tu_call *call, tu_device *device, const tu_device_product *product);
@@ -107,6 +107,11 @@ tutti_status tu_device_multiply_scaled(const tu_call *call, tu_device *device, c
 /* Where kernels of that device write what is wrong. */
 uint64_t tu_device_fault_place(const tu_device *device);
 #define TU_DEVICE_THREADS 256
+/* The type in which kernels of norms and cross entropy take rows of x: its own, or f32 of what is narrower still. */
+static inline tutti_dtype tu_device_rows_dtype(const tt_tensor *x) {
+    bool own = x->dtype == TUTTI_F64 || x->dtype == TUTTI_BF16 || x->dtype == TUTTI_F16;
+    return own ? (tutti_dtype)x->dtype : TUTTI_F32;
+}
 
 static inline uint64_t tu_place_of(const void *pointer) {
     return (uint64_t)(uintptr_t)pointer;

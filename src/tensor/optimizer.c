@@ -81,6 +81,7 @@ static void run_batch(void *context, int64_t begin, int64_t end) {
 
 /* Steps on a device, all in one launch: their list goes there first. */
 static tutti_status run_on_device(tu_device *device, const tu_batched_step *steps, size_t count, int64_t elements) {
+    int64_t chunks = 0;
     size_t bytes = count * sizeof(tu_launch_step);
     tu_launch_step *list = tu_block_alloc(tu_self(), bytes);
     tu_device_block there = { 0 };
@@ -89,6 +90,7 @@ static tutti_status run_on_device(tu_device *device, const tu_batched_step *step
         return tu_error_memory("the list of an optimizer's steps", bytes);
     for (size_t i = 0; i < count; i++) {
         const tu_step *step = &steps[i].step;
+        int64_t own = (i + 1 < count ? steps[i + 1].first : elements) - steps[i].first;
         list[i] = (tu_launch_step){ .parameter = tu_place_of(step->parameter),
                                     .gradient = tu_place_of(step->gradient),
                                     .first = tu_place_of(step->first),
@@ -100,16 +102,18 @@ static tutti_status run_on_device(tu_device *device, const tu_batched_step *step
                                     .beta2 = step->beta2,
                                     .epsilon = step->epsilon,
                                     .correct = step->correct,
-                                    .begin = steps[i].first,
+                                    .begin = chunks,
+                                    .elements = own,
                                     .adamw = steps[i].adamw,
                                     .dtype = (int32_t)steps[i].dtype };
+        chunks += (own + TU_STEP_CHUNK - 1) / TU_STEP_CHUNK;
     }
     tutti_status status = device->table->allocate(device->state, device->index, stream, bytes, &there);
     if (status == TUTTI_OK)
         status = device->table->copy(device->state, device->index, stream, there.data, list, bytes);
     if (status == TUTTI_OK) {
-        tu_launch_steps flat = { tu_place_of(there.data), (int64_t)count, elements };
-        status = tu_device_launch(device, "kernel_steps", elements, TU_DEVICE_THREADS, &flat);
+        tu_launch_steps flat = { tu_place_of(there.data), (int64_t)count, chunks };
+        status = tu_device_launch_blocks(device, "kernel_steps", chunks, TU_DEVICE_THREADS, &flat);
     }
     if (there.handle != NULL)
         device->table->release(device->state, device->index, &there);

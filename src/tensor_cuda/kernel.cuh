@@ -33,6 +33,7 @@
 /* Whether this thread is the one that changed the word from 0. */
 #define FIRST_TO_SET(word, value) (atomicCAS((int *)(word), 0, value) == 0)
 #define UNROLL _Pragma("unroll")
+#define UNROLL_BY_4 _Pragma("unroll 4")
 #else
 #include "emulate.hpp"
 #endif

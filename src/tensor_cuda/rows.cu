@@ -74,10 +74,12 @@ template <class Type, class Take> HERE void fold_lanes(const tu_launch_rows &arg
     EACH_THREAD(self) {
         int64_t row = team<Type>::row(self);
         Type held = first;
-        if (row < args.count)
+        if (row < args.count) {
+            UNROLL_BY_4
             EACH_OF_ROW(i) {
                 held = take(held, self, row, i);
             }
+        }
         lane[self] = held;
     }
     SYNC();
@@ -198,35 +200,45 @@ template <class Type> HERE void log_softmax_backward(const tu_launch_rows &args,
     }
 }
 
-/* ---- norms ---- */
+/* ---- norms ----
+ *
+ * Lying is how the rows lie in memory, Type what is computed with: narrow floats are widened as they are read, and
+ * rounded once. */
 
-template <class Type> HERE void norm(const tu_launch_rows &args, Type *lane, Type *mean) {
+/* Element i of a weight or a bias, which lies as the rows do, or in the type of computing. */
+template <class Type, class Lying> HERE Type weight_at(uint64_t weight, int32_t wide, int64_t i) {
+    return wide ? ((const Type *)(uintptr_t)weight)[i] : Lying::widen(((const Lying *)(uintptr_t)weight)[i]);
+}
+#define LYING_OF(pointer) ((Lying *)(uintptr_t)(args.pointer) + row * args.size)
+
+template <class Type, class Lying> HERE void norm(const tu_launch_rows &args, Type *lane, Type *mean) {
     Type *means = (Type *)(uintptr_t)args.mean, *scales = (Type *)(uintptr_t)args.scale;
     if (args.centred)
-        add_rows(args, lane, [&](Type held, int, int64_t row, int64_t i) { return held + ROW_OF(x)[i]; });
+        add_rows(args, lane,
+                 [&](Type held, int, int64_t row, int64_t i) { return held + Lying::widen(LYING_OF(x)[i]); });
     EACH_THREAD(self) {
         mean[self] = args.centred ? team<Type>::of_team(lane, self) / (Type)args.size : 0;
     }
     SYNC();
     add_rows(args, lane, [&](Type held, int self, int64_t row, int64_t i) {
-        Type away = ROW_OF(x)[i] - mean[self];
+        Type away = Lying::widen(LYING_OF(x)[i]) - mean[self];
         return math<Type>::fma(away, away, held);
     });
     EACH_THREAD(self) {
         int64_t row = team<Type>::row(self);
         Type square = team<Type>::of_team(lane, self) / (Type)args.size,
              scale = 1 / math<Type>::sqrt(square + (Type)args.epsilon);
-        const Type *weight = (const Type *)(uintptr_t)args.weight, *bias = (const Type *)(uintptr_t)args.bias;
         if (row < args.count)
             EACH_OF_ROW(i) {
-                Type value = (ROW_OF(x)[i] - mean[self]) * scale;
-                if (weight != NULL && bias != NULL)
-                    value = math<Type>::fma(value, weight[i], bias[i]);
-                else if (weight != NULL)
-                    value = value * weight[i];
-                else if (bias != NULL)
-                    value = value + bias[i];
-                ROW_OF(out)[i] = value;
+                Type value = (Lying::widen(LYING_OF(x)[i]) - mean[self]) * scale;
+                if (args.weight != 0 && args.bias != 0)
+                    value = math<Type>::fma(value, weight_at<Type, Lying>(args.weight, args.wide_weight, i),
+                                            weight_at<Type, Lying>(args.bias, args.wide_bias, i));
+                else if (args.weight != 0)
+                    value = value * weight_at<Type, Lying>(args.weight, args.wide_weight, i);
+                else if (args.bias != 0)
+                    value = value + weight_at<Type, Lying>(args.bias, args.wide_bias, i);
+                LYING_OF(out)[i] = Lying::narrow(value);
             }
         if (row < args.count && self % team<Type>::LANES == 0) {
             means[row] = mean[self];
@@ -236,17 +248,17 @@ template <class Type> HERE void norm(const tu_launch_rows &args, Type *lane, Typ
 }
 
 /* other is the gradient of the result, out the gradient of x. */
-template <class Type> HERE void norm_backward(const tu_launch_rows &args, Type *plain, Type *crossed) {
+template <class Type, class Lying> HERE void norm_backward(const tu_launch_rows &args, Type *plain, Type *crossed) {
     const Type *means = (const Type *)(uintptr_t)args.mean, *scales = (const Type *)(uintptr_t)args.scale;
-    const Type *weight = (const Type *)(uintptr_t)args.weight;
     EACH_THREAD(self) {
         int64_t row = team<Type>::row(self);
         Type of_plain = 0, of_crossed = 0;
         if (row < args.count)
             EACH_OF_ROW(i) {
-                Type gw = ROW_OF(other)[i] * (weight != NULL ? weight[i] : (Type)1);
+                Type gw = Lying::widen(LYING_OF(other)[i]) *
+                          (args.weight != 0 ? weight_at<Type, Lying>(args.weight, args.wide_weight, i) : (Type)1);
                 of_plain += gw;
-                of_crossed = math<Type>::fma(gw, ROW_OF(x)[i] - means[row], of_crossed);
+                of_crossed = math<Type>::fma(gw, Lying::widen(LYING_OF(x)[i]) - means[row], of_crossed);
             }
         plain[self] = of_plain;
         crossed[self] = of_crossed;
@@ -260,69 +272,70 @@ template <class Type> HERE void norm_backward(const tu_launch_rows &args, Type *
             Type scale = scales[row], of_g = args.centred ? team<Type>::of_team(plain, self) / (Type)args.size : 0;
             Type of_gx = team<Type>::of_team(crossed, self) * scale * scale / (Type)args.size;
             EACH_OF_ROW(i) {
-                Type gw = ROW_OF(other)[i];
-                if (weight != NULL)
-                    gw = gw * weight[i];
-                ROW_OF(out)[i] = scale * math<Type>::fma(ROW_OF(x)[i] - means[row], -of_gx, gw - of_g);
+                Type gw = Lying::widen(LYING_OF(other)[i]);
+                if (args.weight != 0)
+                    gw = gw * weight_at<Type, Lying>(args.weight, args.wide_weight, i);
+                LYING_OF(out)
+                [i] = Lying::narrow(scale *
+                                    math<Type>::fma(Lying::widen(LYING_OF(x)[i]) - means[row], -of_gx, gw - of_g));
             }
         }
     }
 }
 
-/* The gradients of weight and bias. A block has 32 columns: all its threads bring rows of them, a part at a time, and
- * one thread for each column adds these in order. */
-#define COLUMNS 32
-#define COLUMN_PART 64
-template <class Type>
-HERE void norm_columns(const tu_launch_rows &args, Type (*grads)[COLUMNS], Type (*scaled)[COLUMNS], Type *weight,
-                       Type *bias) {
+/* The gradients of weight and bias, in two steps. Rows are added in parts of TU_NORM_PART, each from 0 on: a thread has
+ * a part of one column. */
+template <class Type, class Lying> HERE void norm_parts(const tu_launch_rows &args) {
     const Type *means = (const Type *)(uintptr_t)args.mean, *scales = (const Type *)(uintptr_t)args.scale;
-    int64_t first = BLOCK * COLUMNS;
-    EACH_THREAD(self) {
-        if (self < COLUMNS)
-            weight[self] = bias[self] = 0;
+    int64_t parts = (args.count + TU_NORM_PART - 1) / TU_NORM_PART;
+    Type *of_weight = (Type *)(uintptr_t)args.parts, *of_bias = of_weight + parts * args.size;
+    EACH_ELEMENT(at, parts * args.size) {
+        int64_t i = at % args.size, begin = at / args.size * TU_NORM_PART;
+        Type grad[TU_NORM_PART], scaled[TU_NORM_PART], weight = 0, bias = 0;
+        UNROLL
+        for (int k = 0; k < TU_NORM_PART; k++) { /* all are on their way before the first is needed */
+            int64_t row = begin + k;
+            grad[k] = row < args.count ? Lying::widen(LYING_OF(other)[i]) : (Type)0;
+            scaled[k] = row < args.count ? (Lying::widen(LYING_OF(x)[i]) - means[row]) * scales[row] : (Type)0;
+        }
+        UNROLL
+        for (int k = 0; k < TU_NORM_PART; k++)
+            if (begin + k < args.count) {
+                weight = math<Type>::fma(grad[k], scaled[k], weight);
+                bias += grad[k];
+            }
+        of_weight[at] = weight;
+        of_bias[at] = bias;
     }
-    for (int64_t begin = 0; begin < args.count; begin += COLUMN_PART) {
-        int rows = (int)(args.count - begin < COLUMN_PART ? args.count - begin : COLUMN_PART);
-        SYNC();
-        EACH_THREAD(self) {
-            enum {
-                STEP = THREADS_OF_ROWS / COLUMNS,
-                EACH = COLUMN_PART / STEP
-            };
-            int column = self % COLUMNS;
-            Type grad[EACH], value[EACH]; /* all are on their way before the first is needed */
+}
+
+/* The parts of each column in order; a thread has a column of the weight or the bias. */
+template <class Type, class Lying> HERE void norm_columns(const tu_launch_rows &args) {
+    int64_t parts = (args.count + TU_NORM_PART - 1) / TU_NORM_PART;
+    enum {
+        AHEAD = 16
+    };
+    EACH_ELEMENT(at, 2 * args.size) {
+        bool bias = at >= args.size;
+        int64_t i = bias ? at - args.size : at, part = 0;
+        const Type *from = (const Type *)(uintptr_t)args.parts + (bias ? parts * args.size : 0) + i;
+        uint64_t to = bias ? args.of_bias : args.of_weight;
+        Type sum = 0;
+        for (; part + AHEAD <= parts; part += AHEAD) {
+            Type next[AHEAD];
             UNROLL
-            for (int k = 0; k < EACH; k++) {
-                int64_t row = begin + self / COLUMNS + k * STEP, i = first + column;
-                bool there = row < args.count && i < args.size;
-                grad[k] = there ? ROW_OF(other)[i] : (Type)0;
-                value[k] = there ? (ROW_OF(x)[i] - means[row]) * scales[row] : (Type)0;
-            }
+            for (int k = 0; k < AHEAD; k++)
+                next[k] = from[(part + k) * args.size];
             UNROLL
-            for (int k = 0; k < EACH; k++) {
-                grads[self / COLUMNS + k * STEP][column] = grad[k];
-                scaled[self / COLUMNS + k * STEP][column] = value[k];
-            }
+            for (int k = 0; k < AHEAD; k++)
+                sum += next[k];
         }
-        SYNC();
-        EACH_THREAD(self) {
-            if (self < COLUMNS) {
-                Type of_weight = weight[self], of_bias = bias[self];
-                for (int k = 0; k < rows; k++) {
-                    of_weight = math<Type>::fma(grads[k][self], scaled[k][self], of_weight);
-                    of_bias += grads[k][self];
-                }
-                weight[self] = of_weight;
-                bias[self] = of_bias;
-            }
-        }
-    }
-    EACH_THREAD(self) {
-        if (self < COLUMNS && first + self < args.size) {
-            ((Type *)(uintptr_t)args.of_weight)[first + self] = weight[self];
-            ((Type *)(uintptr_t)args.of_bias)[first + self] = bias[self];
-        }
+        for (; part < parts; part++)
+            sum += from[part * args.size];
+        if (args.wide_weight)
+            ((Type *)(uintptr_t)to)[i] = sum;
+        else
+            ((Lying *)(uintptr_t)to)[i] = Lying::narrow(sum);
     }
 }
 
@@ -348,9 +361,19 @@ HERE int64_t target_of(const tu_launch_rows &args, int64_t row) {
 
 /* The logarithm of each row's sum of exponentials, as its largest element and what is to be added, and its loss, which
  * is 0 where it does not count. */
-template <class Type> HERE void entropy(const tu_launch_rows &args, Type *lane, Type *top) {
-    find_top(args, lane, top);
-    add_exponentials(args, lane, top, false);
+template <class Type, class Lying> HERE void entropy(const tu_launch_rows &args, Type *lane, Type *top) {
+    fold_lanes(args, lane, -(Type)INFINITY, [&](Type held, int, int64_t row, int64_t i) {
+        return math<Type>::greater(Lying::widen(LYING_OF(x)[i]), held);
+    });
+    team<Type>::largest(lane);
+    EACH_THREAD(self) {
+        Type held = team<Type>::of_team(lane, self);
+        top[self] = held == -(Type)INFINITY ? (Type)0 : held;
+    }
+    SYNC();
+    add_rows(args, lane, [&](Type held, int self, int64_t row, int64_t i) {
+        return held + math<Type>::exp(math<Type>::fma(Lying::widen(LYING_OF(x)[i]), (Type)1, -top[self]));
+    });
     EACH_THREAD(self) {
         int64_t row = team<Type>::row(self);
         if (row < args.count && self % team<Type>::LANES == 0) {
@@ -359,7 +382,7 @@ template <class Type> HERE void entropy(const tu_launch_rows &args, Type *lane, 
             sums[0] = top[self];
             sums[1] = more;
             ((double *)(uintptr_t)args.losses)[row] =
-                target >= 0 ? (double)top[self] - (double)ROW_OF(x)[target] + (double)more : 0;
+                target >= 0 ? (double)top[self] - (double)Lying::widen(LYING_OF(x)[target]) + (double)more : 0;
         }
     }
 }
@@ -428,19 +451,24 @@ KERNEL(entropy_share, tu_launch_rows) {
     }
 }
 
-template <class Type> HERE void entropy_backward(const tu_launch_rows &args) {
+/* A block has a row at a time. */
+template <class Type, class Lying> HERE void entropy_backward(const tu_launch_rows &args) {
     Type share = (Type) * (const double *)(uintptr_t)args.counted;
-    EACH_ELEMENT(at, args.count * args.size) {
-        int64_t row = at / args.size, i = at % args.size;
+    for (int64_t row = BLOCK; row < args.count; row += BLOCKS) {
         int64_t target = target_of(args, row);
-        Type value = 0;
-        if (target >= 0) {
-            const Type *sums = (const Type *)(uintptr_t)args.sums + 2 * row;
-            value = math<Type>::exp(ROW_OF(x)[i] - sums[0] - sums[1]) * share;
-            if (i == target)
-                value -= share;
+        const Type *sums = (const Type *)(uintptr_t)args.sums + 2 * row;
+        Type top = sums[0], more = sums[1];
+        const Lying *x = LYING_OF(x);
+        Lying *out = LYING_OF(out);
+        EACH_THREAD(self) {
+            UNROLL_BY_4
+            for (int64_t i = self; i < args.size; i += THREADS) {
+                Type value = target < 0 ? (Type)0 : math<Type>::exp(Lying::widen(x[i]) - top - more) * share;
+                if (i == target)
+                    value -= share;
+                out[i] = Lying::narrow(value);
+            }
         }
-        ROW_OF(out)[i] = value;
     }
 }
 
@@ -463,25 +491,31 @@ KEPT_KERNEL(f32, float)
 ROW_KERNELS(log_softmax)
 ROW_KERNELS(softmax_backward)
 ROW_KERNELS(log_softmax_backward)
-ROW_KERNELS(norm)
-ROW_KERNELS(norm_backward)
-ROW_KERNELS(entropy)
-#define PLAIN_KERNELS(name)              \
-    KERNEL(name##_f32, tu_launch_rows) { \
-        name<float>(args);               \
-    }                                    \
-    KERNEL(name##_f64, tu_launch_rows) { \
-        name<double>(args);              \
+#define LYING_KERNEL(name, suffix, type)                          \
+    KERNEL(name##_##suffix, tu_launch_rows) {                     \
+        SHARED type lane[THREADS_OF_ROWS], kept[THREADS_OF_ROWS]; \
+        name<type, lying_##suffix>(args, lane, kept);             \
     }
+#define LYING_KERNELS(name)         \
+    LYING_KERNEL(name, f32, float)  \
+    LYING_KERNEL(name, f64, double) \
+    LYING_KERNEL(name, bf16, float) \
+    LYING_KERNEL(name, f16, float)
+LYING_KERNELS(norm)
+LYING_KERNELS(norm_backward)
+LYING_KERNELS(entropy)
+#define PLAIN_KERNEL(name, suffix, type)      \
+    KERNEL(name##_##suffix, tu_launch_rows) { \
+        name<type, lying_##suffix>(args);     \
+    }
+#define PLAIN_KERNELS(name)         \
+    PLAIN_KERNEL(name, f32, float)  \
+    PLAIN_KERNEL(name, f64, double) \
+    PLAIN_KERNEL(name, bf16, float) \
+    PLAIN_KERNEL(name, f16, float)
+PLAIN_KERNELS(norm_parts)
+PLAIN_KERNELS(norm_columns)
 PLAIN_KERNELS(entropy_backward)
-#define COLUMN_KERNEL(suffix, type)                                            \
-    KERNEL(norm_columns_##suffix, tu_launch_rows) {                            \
-        SHARED type grads[COLUMN_PART][COLUMNS], scaled[COLUMN_PART][COLUMNS]; \
-        SHARED type weight[COLUMNS], bias[COLUMNS];                            \
-        norm_columns<type>(args, grads, scaled, weight, bias);                 \
-    }
-COLUMN_KERNEL(f32, float)
-COLUMN_KERNEL(f64, double)
 
 /* ---- attention ---- */
 
@@ -772,28 +806,37 @@ template <class Type, class Lying> HERE void step_once(const tu_launch_step &ste
         sgd<Type, Lying>(step, i);
 }
 
-/* All parameters in a row; a thread finds the one that its element belongs to. */
+template <class Type, class Lying> HERE void step_chunk(const tu_launch_step &step, int64_t begin) {
+    int64_t end = begin + TU_STEP_CHUNK < step.elements ? begin + TU_STEP_CHUNK : step.elements;
+    EACH_THREAD(self) {
+        UNROLL_BY_4
+        for (int64_t i = begin + self; i < end; i += THREADS)
+            step_once<Type, Lying>(step, i);
+    }
+}
+
+/* The chunks of all parameters in a row; a block finds the one that its chunk belongs to. */
 KERNEL(steps, tu_launch_steps) {
     const tu_launch_step *steps = (const tu_launch_step *)(uintptr_t)args.steps;
-    EACH_ELEMENT(i, args.elements) {
+    for (int64_t chunk = BLOCK; chunk < args.chunks; chunk += BLOCKS) {
         int64_t low = 0, high = args.count;
         while (high - low > 1) {
             int64_t middle = low + (high - low) / 2;
-            if (steps[middle].begin <= i)
+            if (steps[middle].begin <= chunk)
                 low = middle;
             else
                 high = middle;
         }
-        const tu_launch_step &step = steps[low];
-        int64_t at = i - step.begin;
+        const tu_launch_step step = steps[low];
+        int64_t begin = (chunk - step.begin) * TU_STEP_CHUNK;
         if (step.dtype == TUTTI_F32)
-            step_once<float, lying_f32>(step, at);
+            step_chunk<float, lying_f32>(step, begin);
         else if (step.dtype == TUTTI_BF16)
-            step_once<float, lying_bf16>(step, at);
+            step_chunk<float, lying_bf16>(step, begin);
         else if (step.dtype == TUTTI_F16)
-            step_once<float, lying_f16>(step, at);
+            step_chunk<float, lying_f16>(step, begin);
         else
-            step_once<double, lying_f64>(step, at);
+            step_chunk<double, lying_f64>(step, begin);
     }
 }
 

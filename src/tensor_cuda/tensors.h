@@ -12,7 +12,7 @@
 #include "tensor/device.h"
 
 #define TU_TENSOR_GPUS 64
-#define TU_TENSOR_IMAGES 7
+#define TU_TENSOR_IMAGES 8
 #define TU_SIZE_CLASSES 160
 
 typedef struct tu_gpu_segment tu_gpu_segment;

@@ -587,6 +587,44 @@ TEST(linear_attention_and_sums_by_columns_of_several_blocks_agree_with_the_cpu) 
     test_device_leave();
 }
 
+/* Queries, keys and values as a layer has them, (batch, rows, heads, depth), the heads brought forward. */
+static void heads_of(tt_tensor *both[2], int64_t rows, int64_t depth, tutti_dtype dtype, tutti_device device,
+                     tt_tensor *heads[2]) {
+    pair(both, tt_shape(2, rows, 2, depth), dtype, device);
+    for (int i = 0; i < 2; i++)
+        heads[i] = tt_transpose(both[i], 1, 2);
+}
+
+TEST(attention_of_narrow_floats_at_every_depth_agrees_with_the_cpu) {
+    static const int64_t rows[][2] = { { 70, 133 }, { 133, 70 }, { 64, 64 } };
+    static const tutti_dtype dtypes[] = { TUTTI_BF16, TUTTI_F16 };
+    static const double allowed[] = { 4e-2, 6e-3 };
+    tutti_device device = there();
+    for (int i = 0; i < 24; i++) {
+        tt_scope scope = tt_scope_open();
+        tt_tensor *query[2], *key[2], *value[2], *heads[3][2], *z[2];
+        int64_t depth = 32 * (1 + i % 4), queries = rows[i / 8][0], keys = rows[i / 8][1];
+        tutti_dtype dtype = dtypes[i / 4 % 2];
+        bool causal = (i + i / 4) % 2 == 0;
+        tt_seed((uint64_t)i, 0);
+        heads_of(query, queries, depth, dtype, device, heads[0]);
+        heads_of(key, keys, depth, dtype, device, heads[1]);
+        heads_of(value, keys, depth, dtype, device, heads[2]);
+        for (int k = 0; k < 2; k++) {
+            z[k] = tt_attention(heads[0][k], heads[1][k], heads[2][k], causal, i % 3 == 0 ? -0.2 : 0);
+            tt_backward(tt_sum(tt_square(z[k])), NULL);
+        }
+        CHECK(apart(z[0], z[1]) <= allowed[i / 4 % 2]);
+        tt_tensor **leaves[] = { query, key, value };
+        for (int k = 0; k < 3; k++) {
+            double largest = tt_item(tt_amax(tt_abs(tt_to(tt_grad(leaves[k][0]), TUTTI_F64)), tt_no_dims(), false));
+            CHECK(apart(tt_grad(leaves[k][0]), tt_grad(leaves[k][1])) <= allowed[i / 4 % 2] * (1 + largest));
+        }
+        CHECK_OK(tt_scope_close(&scope));
+    }
+    test_device_leave();
+}
+
 TEST(entries_that_meet_in_one_place_are_added_in_their_order) {
     tutti_device device = there();
     tt_scope scope = tt_scope_open();

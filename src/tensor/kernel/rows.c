@@ -10,6 +10,7 @@
 #include "tensor/kernel/fold.h"
 #include "tensor/kernel/kernels.h"
 #include "tensor/kernel/square.h"
+#include "tensor/launch.h"
 
 #if defined(__clang__) || !defined(__OPTIMIZE__) || defined(TUTTI_SANITIZED)
 #define TU_UNROLL_TILE

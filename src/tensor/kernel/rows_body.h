@@ -304,12 +304,11 @@ static void NAMED(norm_backward)(const tu_norm_rows *rows, int64_t begin, int64_
     }
 }
 
-/* Columns [begin, end) of the gradients of weight and bias, rows in order. A few rows at a time, so that the sums are
- * read and written less often. */
-#define ROWS_AT_ONCE 4
+/* Columns [begin, end) of the gradients of weight and bias. Rows are added in parts of TU_NORM_PART, each from 0 on,
+ * and the parts in their order: so the sums are read and written less often, and a device can add parts at once. */
 TU_LANE void NAMED(norm_columns_part)(const tu_norm_rows *rows, int64_t row, int count, int64_t i, int64_t part) {
     TYPE *of_weight = (TYPE *)rows->of_weight + i, *of_bias = (TYPE *)rows->of_bias + i;
-    VEC weight = NAMED(get)(of_weight, part), bias = NAMED(get)(of_bias, part);
+    VEC weight = MATH(splat)(0), bias = MATH(splat)(0);
     TU_UNROLL for (int more = 0; more < count; more++) {
         int64_t at = (row + more) * rows->size + i;
         VEC grad = NAMED(get)((const TYPE *)rows->grad + at, part);
@@ -317,8 +316,8 @@ TU_LANE void NAMED(norm_columns_part)(const tu_norm_rows *rows, int64_t row, int
         weight = MATH(fma)(grad, away * MATH(splat)(((const TYPE *)rows->scale)[row + more]), weight);
         bias += grad;
     }
-    NAMED(put)(of_weight, weight, part);
-    NAMED(put)(of_bias, bias, part);
+    NAMED(put)(of_weight, NAMED(get)(of_weight, part) + weight, part);
+    NAMED(put)(of_bias, NAMED(get)(of_bias, part) + bias, part);
 }
 TU_LANE void NAMED(norm_columns_rows)(const tu_norm_rows *rows, int64_t row, int count, int64_t begin, int64_t end) {
     int64_t i = begin;
@@ -331,12 +330,11 @@ static void NAMED(norm_columns)(const tu_norm_rows *rows, int64_t begin, int64_t
     int64_t row = 0;
     memset((TYPE *)rows->of_weight + begin, 0, (size_t)(end - begin) * sizeof(TYPE));
     memset((TYPE *)rows->of_bias + begin, 0, (size_t)(end - begin) * sizeof(TYPE));
-    for (; row + ROWS_AT_ONCE <= rows->count; row += ROWS_AT_ONCE)
-        NAMED(norm_columns_rows)(rows, row, ROWS_AT_ONCE, begin, end);
-    for (; row < rows->count; row++)
-        NAMED(norm_columns_rows)(rows, row, 1, begin, end);
+    for (; row + TU_NORM_PART <= rows->count; row += TU_NORM_PART)
+        NAMED(norm_columns_rows)(rows, row, TU_NORM_PART, begin, end);
+    if (row < rows->count)
+        NAMED(norm_columns_rows)(rows, row, (int)(rows->count - row), begin, end);
 }
-#undef ROWS_AT_ONCE
 
 /* ---- cross entropy ---- */
 

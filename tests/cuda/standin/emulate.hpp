@@ -51,5 +51,6 @@ void run_fibers(body *run, unsigned blocks, unsigned threads, const void *args);
 #define FENCE() ((void)0)
 #define FIRST_TO_SET(word, value) (*(word) == 0 ? (*(word) = (value), true) : false)
 #define UNROLL
+#define UNROLL_BY_4
 
 #endif
