@@ -239,21 +239,29 @@ static tutti_status gather_on_device(tu_call *call, int dim) {
     return status;
 }
 
-/* Entries of one place are chained first, in their order; then places are summed side by side. */
-static tutti_status add_chains(tu_device *device, const char *name, tu_launch_index *flat) {
+/* Entries of one place are brought together first, in their order; then places are summed side by side. */
+static tutti_status add_places(tu_device *device, const char *name, tu_launch_index *flat) {
+    static const char *const steps[] = { "kernel_index_count", "kernel_index_room", "kernel_index_gather",
+                                         "kernel_index_order" };
     void *stream = tu_device_stream(device);
-    tu_device_block chain = { 0 };
+    tu_device_block words = { 0 };
     if (flat->count == 0 || flat->outer * flat->inner == 0)
         return TUTTI_OK;
+    size_t of_places = (size_t)flat->size + 1, of_entries = (size_t)flat->count;
     tutti_status status = device->table->allocate(device->state, device->index, stream,
-                                                  2 * sizeof(int32_t) * (size_t)flat->count, &chain);
+                                                  sizeof(int32_t) * (2 * of_places + 3 * of_entries), &words);
     if (status != TUTTI_OK)
         return status;
-    flat->chain = tu_place_of(chain.data);
-    status = tu_device_launch(device, "kernel_index_chain", flat->count, TU_CHAIN_THREADS, flat);
+    flat->counts = tu_place_of(words.data);
+    flat->rooms = flat->counts + sizeof(int32_t) * of_places;
+    flat->drawn = flat->rooms + sizeof(int32_t) * of_places;
+    flat->together = flat->drawn + sizeof(int32_t) * of_entries;
+    status = device->table->clear(device->state, device->index, stream, words.data, sizeof(int32_t) * of_places);
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0] && status == TUTTI_OK; i++)
+        status = tu_device_launch(device, steps[i], flat->count, TU_INDEX_THREADS, flat);
     if (status == TUTTI_OK)
-        status = tu_device_launch_blocks(device, name, flat->outer * flat->count, TU_CHAIN_THREADS, flat);
-    device->table->release(device->state, device->index, &chain);
+        status = tu_device_launch_blocks(device, name, flat->outer * flat->count, TU_INDEX_THREADS, flat);
+    device->table->release(device->state, device->index, &words);
     return status;
 }
 
@@ -261,6 +269,12 @@ static tutti_status add_chains(tu_device *device, const char *name, tu_launch_in
 static tutti_status add_on_device(tu_call *call, int dim, bool scatters) {
     const tt_tensor *x = call->inputs[0];
     tutti_dtype compute = tu_compute_dtype(x->dtype);
+    int64_t outer, inner;
+    around(x, dim, &outer, &inner);
+    int64_t entries = call->inputs[1]->numel;
+    bool together = !scatters && outer * entries <= INT32_MAX && x->sizes[dim] < INT32_MAX;
+    if (together && (x->dtype == TUTTI_BF16 || x->dtype == TUTTI_F16))
+        compute = (tutti_dtype)x->dtype; /* the kernel widens them, and rounds once */
     tu_device *device = tu_device_of(x);
     if (compute == TUTTI_C128)
         return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
@@ -278,15 +292,15 @@ static tutti_status add_on_device(tu_call *call, int dim, bool scatters) {
                                  .count = scatters ? index->sizes[dim] : index->numel,
                                  .operation = scatters ? TU_INDEX_SCATTER : TU_INDEX_ADD,
                                  .along = sum->strides[dim] };
-        around(x, dim, &flat.outer, &flat.inner);
+        flat.outer = outer;
+        flat.inner = inner;
         if (scatters) {
             flat.inner = index->strides[dim];
             flat.loop = walk_along(sum, index, dim, false);
         }
         tutti_dtype type = compute == TUTTI_U64 ? TUTTI_I64 : compute;
-        bool chained = !scatters && flat.count <= TU_CHAIN_MOST && flat.outer * flat.count <= INT32_MAX;
-        if (chained)
-            status = add_chains(device, tu_kernel_name(name, "chained_add", type), &flat);
+        if (together)
+            status = add_places(device, tu_kernel_name(name, "ordered_add", type), &flat);
         else
             status = tu_device_launch(device, tu_kernel_name(name, scatters ? "scatter_add" : "index_add", type),
                                       scatters ? flat.loop.total : flat.outer * flat.inner, TU_DEVICE_THREADS, &flat);

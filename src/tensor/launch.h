@@ -73,10 +73,11 @@ typedef struct tu_launch_index {
     int32_t bytes, operation;
     int64_t along;
     tu_launch_loop loop;
-    uint64_t chain; /* two i32 for each entry: see kernel_index_chain */
+    /* i32, of entries of one place brought together: how many each place has, and behind them one that counts all, 0 at
+     * first; where those of a place begin; the number that each entry drew; the entries, as they came and in order. */
+    uint64_t counts, rooms, drawn, together;
 } tu_launch_index;
-#define TU_CHAIN_THREADS 128
-#define TU_CHAIN_MOST 65536 /* entries: every one is compared with all others */
+#define TU_INDEX_THREADS 128
 
 /* Zero on one side of a diagonal of (…, rows, columns), dense. */
 typedef struct tu_launch_triangle {

@@ -32,6 +32,8 @@
 #define FENCE() __threadfence_system()
 /* Whether this thread is the one that changed the word from 0. */
 #define FIRST_TO_SET(word, value) (atomicCAS((int *)(word), 0, value) == 0)
+/* Adds to a word that other threads add to as well; what it was before. */
+#define ADD_TO(word, value) atomicAdd(word, value)
 #define UNROLL _Pragma("unroll")
 #define UNROLL_BY_4 _Pragma("unroll 4")
 #else

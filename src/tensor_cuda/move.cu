@@ -193,68 +193,77 @@ template <class Type> HERE void add_indexed(const tu_launch_index &args) {
         }
     }
 }
-/* Entries that go to one place, as a chain in their order: the next one of each, and 0 where it is the first of its
- * place, else 1. A block looks through all indices, a part of them at a time. */
-#define CHAIN_PART 1024
-KERNEL(index_chain, tu_launch_index) {
-    SHARED int64_t part[CHAIN_PART], mine[TU_CHAIN_THREADS];
-    SHARED int32_t next[TU_CHAIN_THREADS], later[TU_CHAIN_THREADS];
-    int32_t *chain = (int32_t *)(uintptr_t)args.chain;
-    EACH_THREAD(self) {
-        int64_t row = BLOCK * THREADS + self;
-        mine[self] = row < args.count ? checked_index(args, row) : -1;
-        next[self] = -1;
-        later[self] = 0;
-    }
-    for (int64_t begin = 0; begin < args.count; begin += CHAIN_PART) {
-        SYNC();
-        EACH_THREAD(self) {
-            for (int i = self; i < CHAIN_PART; i += THREADS) {
-                int64_t index = begin + i < args.count ? ((const int64_t *)(uintptr_t)args.index)[begin + i] : -1;
-                part[i] = begin + i < args.count && index < 0 ? index + args.size : index;
-            }
-        }
-        SYNC();
-        EACH_THREAD(self) {
-            int64_t row = BLOCK * THREADS + self, wanted = mine[self];
-            int end = (int)(args.count - begin < CHAIN_PART ? args.count - begin : CHAIN_PART);
-            int before = (int)(row - begin < 0 ? 0 : row - begin < end ? row - begin : end);
-            bool found = false;
-            int32_t behind = next[self];
-            for (int i = 0; i < before; i++)
-                found = found || part[i] == wanted;
-            for (int i = before + (begin + before == row); i < end && behind < 0; i++)
-                if (part[i] == wanted)
-                    behind = (int32_t)(begin + i);
-            next[self] = behind;
-            later[self] = later[self] || found;
-        }
-    }
-    SYNC();
-    EACH_THREAD(self) {
-        int64_t row = BLOCK * THREADS + self;
-        if (row < args.count) {
-            chain[2 * row] = next[self];
-            chain[2 * row + 1] = mine[self] < 0 || later[self];
-        }
+/* ---- entries of one place, brought together in their order ----
+ *
+ * Each entry draws a number among those of its place, as they come; the first of each place takes room for all of them,
+ * into which they go; and each finds how many there are before it. Then the sums are made, place by place. */
+
+HERE int64_t place_of_entry(const tu_launch_index &args, int64_t entry) {
+    int64_t index = ((const int64_t *)(uintptr_t)args.index)[entry];
+    return index < 0 ? index + args.size : index;
+}
+
+KERNEL(index_count, tu_launch_index) {
+    int32_t *counts = (int32_t *)(uintptr_t)args.counts, *drawn = (int32_t *)(uintptr_t)args.drawn;
+    EACH_ELEMENT(entry, args.count) {
+        int64_t at = checked_index(args, entry);
+        drawn[entry] = at < 0 ? -1 : ADD_TO(&counts[at], 1);
     }
 }
 
-/* A block has an entry; where that is the first of its place it adds the chain behind it, in order. */
-template <class Type> HERE void add_chained(const tu_launch_index &args) {
-    const int32_t *chain = (const int32_t *)(uintptr_t)args.chain;
-    int64_t outer = BLOCK / args.count, row = BLOCK % args.count;
-    if (chain[2 * row + 1] == 0) {
-        int64_t at = ((const int64_t *)(uintptr_t)args.index)[row];
-        at = at < 0 ? at + args.size : at;
-        const Type *from = (const Type *)(uintptr_t)args.from + outer * args.count * args.inner;
-        Type *to = (Type *)(uintptr_t)args.to + (outer * args.size + at) * args.inner;
+KERNEL(index_room, tu_launch_index) {
+    const int32_t *counts = (const int32_t *)(uintptr_t)args.counts, *drawn = (const int32_t *)(uintptr_t)args.drawn;
+    int32_t *rooms = (int32_t *)(uintptr_t)args.rooms, *taken = (int32_t *)(uintptr_t)args.counts + args.size;
+    EACH_ELEMENT(entry, args.count) {
+        int64_t at = place_of_entry(args, entry);
+        if (drawn[entry] == 0)
+            rooms[at] = ADD_TO(taken, counts[at]);
+    }
+}
+
+KERNEL(index_gather, tu_launch_index) {
+    const int32_t *rooms = (const int32_t *)(uintptr_t)args.rooms, *drawn = (const int32_t *)(uintptr_t)args.drawn;
+    int32_t *together = (int32_t *)(uintptr_t)args.together;
+    EACH_ELEMENT(entry, args.count) {
+        if (drawn[entry] >= 0)
+            together[rooms[place_of_entry(args, entry)] + drawn[entry]] = (int32_t)entry;
+    }
+}
+
+KERNEL(index_order, tu_launch_index) {
+    const int32_t *counts = (const int32_t *)(uintptr_t)args.counts, *drawn = (const int32_t *)(uintptr_t)args.drawn;
+    const int32_t *rooms = (const int32_t *)(uintptr_t)args.rooms;
+    const int32_t *together = (const int32_t *)(uintptr_t)args.together;
+    int32_t *ordered = (int32_t *)(uintptr_t)args.together + args.count;
+    EACH_ELEMENT(entry, args.count) {
+        if (drawn[entry] < 0)
+            continue;
+        int64_t at = place_of_entry(args, entry);
+        int32_t room = rooms[at], count = counts[at], before = 0;
+        UNROLL_BY_4
+        for (int32_t k = 0; k < count; k++)
+            before += together[room + k] < (int32_t)entry;
+        ordered[room + before] = (int32_t)entry;
+    }
+}
+
+/* A block has an entry; where that is the first that came to its place, it adds all of them in their order. */
+template <class Type, class Lying> HERE void add_ordered(const tu_launch_index &args) {
+    int64_t outer = BLOCK / args.count, entry = BLOCK % args.count;
+    if (((const int32_t *)(uintptr_t)args.drawn)[entry] == 0) {
+        int64_t at = place_of_entry(args, entry);
+        int32_t count = ((const int32_t *)(uintptr_t)args.counts)[at];
+        const int32_t *ordered =
+            (const int32_t *)(uintptr_t)args.together + args.count + ((const int32_t *)(uintptr_t)args.rooms)[at];
+        const Lying *from = (const Lying *)(uintptr_t)args.from + outer * args.count * args.inner;
+        Lying *to = (Lying *)(uintptr_t)args.to + (outer * args.size + at) * args.inner;
         EACH_THREAD(self) {
             for (int64_t column = self; column < args.inner; column += THREADS) {
-                Type sum = to[column];
-                for (int64_t entry = row; entry >= 0; entry = chain[2 * entry])
-                    sum += from[entry * args.inner + column];
-                to[column] = sum;
+                Type sum = Lying::widen(to[column]);
+                UNROLL_BY_4
+                for (int32_t k = 0; k < count; k++)
+                    sum += Lying::widen(from[ordered[k] * args.inner + column]);
+                to[column] = Lying::narrow(sum);
             }
         }
     }
@@ -276,12 +285,27 @@ template <class Type> HERE void add_scattered(const tu_launch_index &args) {
     KERNEL(index_add_##suffix, tu_launch_index) {   \
         add_indexed<type>(args);                    \
     }                                               \
-    KERNEL(chained_add_##suffix, tu_launch_index) { \
-        add_chained<type>(args);                    \
-    }                                               \
     KERNEL(scatter_add_##suffix, tu_launch_index) { \
         add_scattered<type>(args);                  \
     }
+#define ORDERED_ADDITION(suffix, type)              \
+    KERNEL(ordered_add_##suffix, tu_launch_index) { \
+        add_ordered<type, lying_##suffix>(args);    \
+    }
+struct lying_i64 {
+    uint64_t bits;
+    MEMBER uint64_t widen(lying_i64 x) {
+        return x.bits;
+    }
+    MEMBER lying_i64 narrow(uint64_t x) {
+        return { x };
+    }
+};
+ORDERED_ADDITION(f32, float)
+ORDERED_ADDITION(f64, double)
+ORDERED_ADDITION(bf16, float)
+ORDERED_ADDITION(f16, float)
+ORDERED_ADDITION(i64, uint64_t)
 ADDITIONS(f32, float)
 ADDITIONS(f64, double)
 ADDITIONS(i64, uint64_t)

@@ -50,6 +50,7 @@ void run_fibers(body *run, unsigned blocks, unsigned threads, const void *args);
 #define SYNC() ((void)0)
 #define FENCE() ((void)0)
 #define FIRST_TO_SET(word, value) (*(word) == 0 ? (*(word) = (value), true) : false)
+#define ADD_TO(word, value) ((*(word) += (value)) - (value))
 #define UNROLL
 #define UNROLL_BY_4
 
