@@ -112,7 +112,8 @@ typedef tutti_status tt_shard_consumer(void *argument, tt_tensor_list shards, in
 
 /* Gathers several contiguous tensors along dimension 0 and hands each rank's to `consume`, this rank's first, then the
  * others' as they become ready, each once. ag_out, one contiguous tensor (ranks × d0, …) for each of `shards`,
- * receives what is gathered; an empty list: nobody wants it. No gradient. */
+ * receives what is gathered; an empty list: nobody wants it. A shard may lie in this rank's place of its ag_out; else
+ * no ag_out overlaps a shard or another one. No gradient. */
 TUTTI_API TUTTI_CHECKED tutti_status tt_pipelined_all_gather_and_consume(tt_tensor_list shards,
                                                                          tt_shard_consumer *consume, void *argument,
                                                                          tt_tensor_list ag_out, tutti_group *group);

@@ -83,8 +83,8 @@ static tutti_status consume(void *context, int rank, const tu_shard *found) {
         const tt_tensor *shard = job->shards.at[i];
         size_t bytes = (size_t)shard->numel * tu_dtype_bytes[shard->dtype];
         lent[i] = lend((void *)found[i].data, shard->dtype, shard->ndim, shard->sizes);
-        if (job->out.count > 0 && bytes > 0)
-            memcpy((char *)tu_pointer(job->out.at[i]) + (size_t)rank * bytes, found[i].data, bytes);
+        if (job->out.count > 0 && bytes > 0) /* from its own place to its own place: nothing is copied */
+            memmove((char *)tu_pointer(job->out.at[i]) + (size_t)rank * bytes, found[i].data, bytes);
     }
     tutti_status status = TUTTI_OK;
     if (tu_self()->pending == TUTTI_OK)
@@ -95,14 +95,38 @@ static tutti_status consume(void *context, int rank, const tu_shard *found) {
 }
 
 static tutti_status check_out(const tt_tensor *shard, const tt_tensor *out, int ranks) {
+    int64_t rows = 0;
     bool fits = out->dtype == shard->dtype && out->ndim == shard->ndim && shard->ndim > 0 &&
-                out->sizes[0] == shard->sizes[0] * ranks;
+                !__builtin_mul_overflow(shard->sizes[0], ranks, &rows) && out->sizes[0] == rows;
     for (int i = 1; fits && i < shard->ndim; i++)
         fits = out->sizes[i] == shard->sizes[i];
     return fits ? TUTTI_OK
                 : tu_error(TUTTI_ERROR_ARGUMENT,
                            "%s: %s in `ag_out` cannot hold %s of each of the %d ranks along dimension 0", gathers,
                            tu_describe(out), tu_describe(shard), ranks);
+}
+
+static bool overlap(const tt_tensor *x, const tt_tensor *y) {
+    size_t x_bytes = (size_t)x->numel * tu_dtype_bytes[x->dtype], y_bytes = (size_t)y->numel * tu_dtype_bytes[y->dtype];
+    uintptr_t x_begin = (uintptr_t)tu_pointer(x), y_begin = (uintptr_t)tu_pointer(y);
+    return x_bytes > 0 && y_bytes > 0 && x_begin < y_begin + y_bytes && y_begin < x_begin + x_bytes;
+}
+
+/* Others may be reading a shard while what they have sent is written: it may lie in its own place in its own ag_out,
+ * and nowhere else in what is written. */
+static tutti_status check_apart(const consumer *job, int rank) {
+    for (size_t i = 0; i < job->out.count; i++)
+        for (size_t j = 0; j < job->shards.count; j++) {
+            const tt_tensor *out = job->out.at[i], *shard = job->shards.at[j];
+            size_t bytes = (size_t)shard->numel * tu_dtype_bytes[shard->dtype];
+            bool in_place = i == j && (char *)tu_pointer(shard) == (char *)tu_pointer(out) + (size_t)rank * bytes;
+            if ((!in_place && overlap(out, shard)) || (i < j && overlap(out, job->out.at[j])))
+                return tu_error(TUTTI_ERROR_ARGUMENT,
+                                "%s: %s in `ag_out` overlaps another tensor of the call: a shard may lie in this "
+                                "rank's place of its own ag_out alone",
+                                gathers, tu_describe(out));
+        }
+    return TUTTI_OK;
 }
 
 static tutti_status check_gather(const consumer *job, int ranks) {
@@ -133,6 +157,8 @@ tutti_status tt_pipelined_all_gather_and_consume(tt_tensor_list shards, tt_shard
     if (!tu_flight_check(gathers, group, false))
         return tt_error_show();
     tutti_status status = check_gather(&job, tutti_group_size(group));
+    if (status == TUTTI_OK)
+        status = check_apart(&job, tutti_group_rank(group));
     if (status != TUTTI_OK)
         return status;
     tu_gather gather = { .who = gathers,

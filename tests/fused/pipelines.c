@@ -32,6 +32,11 @@ static tutti_status look(void *argument, tt_tensor_list shards, int rank) {
     return TUTTI_OK;
 }
 
+static tutti_status ignore(void *argument, tt_tensor_list shards, int rank) {
+    (void)argument, (void)shards, (void)rank;
+    return TUTTI_OK;
+}
+
 static const tt_tensor_list none = { 0, NULL };
 
 TEST_WORLD(each_ranks_shards_are_consumed_once_and_the_own_first, 4) {
@@ -58,6 +63,19 @@ TEST_WORLD(each_ranks_shards_are_consumed_once_and_the_own_first, 4) {
         /* whoever keeps a lent tensor finds it freed */
         FAILS(tt_sum(state.kept), TUTTI_ERROR_FREED, "freed");
         tt_release(state.kept);
+    }
+    END;
+}
+
+TEST_WORLD(shards_may_lie_in_their_place_of_what_is_gathered, 3) {
+    BEGIN;
+    for (int round = 0; round < 4; round++) {
+        tt_tensor *out = round % 2 == 0 ? tt_zeros(tt_shape(6, 5), TUTTI_F32, NULL)
+                                        : symmetric(world, tt_zeros(tt_shape(6, 5), TUTTI_F32, NULL)),
+                  *shard = tt_narrow(out, 0, 2 * rank, 2), *before = whole(tt_shape(2, 5), TUTTI_F32, rank + round);
+        tt_copy_(shard, before);
+        CHECK_OK(tt_pipelined_all_gather_and_consume(tt_tensors(shard), ignore, NULL, tt_tensors(out), group));
+        CHECK(tt_equal(out, tt_all_gather(before, 0, group)));
     }
     END;
 }
@@ -308,6 +326,18 @@ TEST(wrong_arguments_are_told) {
     CHECK_STATUS(GATHER(tt_tensors(x), nowhere), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("`ag_out` is a list of 1 tensors at NULL");
     CHECK_STATUS(GATHER(tt_tensors(x), tt_tensors(leaf)), TUTTI_ERROR_UNSUPPORTED);
+    tt_tensor *large = whole(tt_shape(6, 3), TUTTI_F32, 0), *upper = tt_narrow(large, 0, 0, 4),
+              *lower = tt_narrow(large, 0, 1, 4);
+    CHECK_STATUS(GATHER(tt_tensors(upper), tt_tensors(lower)), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("overlaps another tensor of the call");
+    CHECK_STATUS(GATHER(tt_tensors(x, small), tt_tensors(upper, tt_narrow(large, 0, 3, 3))), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("overlaps another tensor of the call");
+    CHECK_OK(tt_pipelined_all_gather_and_consume(tt_tensors(tt_clone(small), x), ignore, NULL, tt_tensors(small, x),
+                                                 group)); /* in its own place */
+    const int64_t huge = INT64_MAX / 2 + 1;
+    CHECK_STATUS(GATHER(tt_tensors(tt_empty(tt_shape(huge, 0), TUTTI_F32, NULL)),
+                        tt_tensors(tt_empty(tt_shape(2, 0), TUTTI_F32, NULL))),
+                 TUTTI_ERROR_ARGUMENT);
     CHECK_STATUS(tt_pipelined_all_gather_and_consume(tt_tensors(x), NULL, NULL, none, group), TUTTI_ERROR_ARGUMENT);
     int me[2] = { 0, -1 };
     CHECK_STATUS(tt_pipelined_produce_and_all_to_all(NULL, me, x, 0, group), TUTTI_ERROR_ARGUMENT);

@@ -252,6 +252,12 @@ TEST(wrong_scales_and_lists_are_told_and_end_nothing) {
     FAILS(SCATTER(x, right, NULL, TUTTI_SUM, 0, 0, shape), TUTTI_ERROR_ARGUMENT, "A_scale cannot be none");
     FAILS(SCATTER(x, right, one, TUTTI_SUM, 0, 0, tt_shape(2, 2)), TUTTI_ERROR_ARGUMENT, "is not the product of");
     FAILS(SCATTER(right, right, one, TUTTI_SUM, 0, 0, shape), TUTTI_ERROR_ARGUMENT, "cannot be multiplied");
+    const int64_t huge = (int64_t)1 << 32; /* twice that many bits are none */
+    FAILS(SCATTER(tt_empty(tt_shape(huge, 0), TUTTI_F8_E4M3, NULL), tt_empty(tt_shape(0, huge), TUTTI_F8_E4M3, NULL),
+                  one, TUTTI_SUM, 0, 0, tt_shape(0, huge)),
+          TUTTI_ERROR_ARGUMENT, "is not the product of");
+    FAILS(SCATTER(x, tt_narrow(right, 1, 0, 0), one, TUTTI_SUM, 0, 0, tt_shape(7, 0)), TUTTI_ERROR_ARGUMENT,
+          "is not the product of");
     END;
     CHECK_OK(tutti_world_close(world));
 }
