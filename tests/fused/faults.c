@@ -3,6 +3,7 @@
  * Fused operations when something goes wrong: calls that differ, ranks that die or do not come, memory that is not
  * there. Everybody is told, nobody hangs.
  */
+#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -188,18 +189,20 @@ TEST_WORLD_THREADS(a_rank_that_does_not_come_is_a_timeout_that_names_it, 2) {
 /* What the survivors tell the test, in memory that outlives them. */
 typedef struct verdicts {
     atomic_int dead[4], fine[4], wrong[4];
-    const char *fault;
-    int victim;
+    const char *fault; /* NULL: after a pause, wherever it is then */
+    int victim, pause; /* microseconds */
 } verdicts;
 
 static tutti_status calls(tutti_world *world, tutti_group *group) {
     int rank = tutti_group_rank(group);
     tt_scope scope = tt_scope_open();
     tt_tensor *right = whole(tt_shape(8, 6), TUTTI_F32, 1), *x = whole(tt_shape(6 * 600, 8), TUTTI_F32, rank),
+              *wide = tt_cat(tt_tensors(right, right, right, right, right, right, right, right, right, right), 1),
               *placed = symmetric(world, x);
     for (int round = 0; round < 3; round++) {
         tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL);
         tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group);
+        tt_fused_matmul_reduce_scatter(x, wide, TUTTI_SUM, 0, group); /* of several tiles */
         tt_fused_all_gather_matmul(placed, tt_tensors(right), 0, group, NULL);
         tt_fused_all_gather_matmul(tt_narrow(x, 0, 0, 6), tt_tensors(right), 0, group, NULL); /* few rows, together */
         tt_fused_matmul_reduce_scatter(tt_narrow(x, 0, 0, 6), right, TUTTI_SUM, 0, group);
@@ -207,12 +210,30 @@ static tutti_status calls(tutti_world *world, tutti_group *group) {
     return tt_scope_close(&scope);
 }
 
+static void *kill_later(void *argument) {
+    const verdicts *shared = argument;
+    usleep((useconds_t)shared->pause);
+    raise(SIGKILL);
+    return NULL;
+}
+
+/* From a thread of its own: between any two instructions. */
+static void die_after_a_pause(verdicts *shared) {
+    pthread_t killer;
+    CHECK_EQ(pthread_create(&killer, NULL, kill_later, shared), 0);
+    pthread_detach(killer);
+}
+
 static tutti_status until_a_death(tutti_world *world, void *argument) {
     verdicts *shared = argument;
     tutti_group *group = tutti_world_group(world), *rest;
     int rank = tutti_group_rank(group);
     tutti_status status = tutti_group_set_timeout(group, MINUTE);
-    if (status == TUTTI_OK && rank == shared->victim)
+    if (status == TUTTI_OK && shared->fault == NULL)
+        status = tutti_barrier(group, NULL);
+    if (status == TUTTI_OK && rank == shared->victim && shared->fault == NULL)
+        die_after_a_pause(shared);
+    else if (status == TUTTI_OK && rank == shared->victim)
         status = tutti_fault_inject(world, shared->fault);
     if (status == TUTTI_OK)
         status = calls(world, group);
@@ -237,15 +258,16 @@ static tutti_status until_a_death(tutti_world *world, void *argument) {
     return status;
 }
 
-/* Kills `victim` in that call of that operation; returns whether it came to that. */
-static bool die(const char *operation, int at, int victim) {
-    char fault[96];
-    snprintf(fault, sizeof fault, "op=%s,at=%d,do=kill", operation, at);
+/* Kills `victim` by that fault, or after that pause; returns whether it came to that. */
+static bool die(const char *fault, int pause, int victim) {
     verdicts *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
     shared->fault = fault;
+    shared->pause = pause;
     shared->victim = victim;
     tutti_status status = tutti_spawn(TUTTI_SPAWN_PROCESSES, 3, until_a_death, shared);
+    if (fault == NULL)
+        fault = "a sudden death";
     bool happened = status == TUTTI_ERROR_DEAD;
     for (int rank = 0; rank < 3; rank++) {
         if (atomic_load(&shared->wrong[rank]) || (!happened && !atomic_load(&shared->fine[rank])))
@@ -257,10 +279,14 @@ static bool die(const char *operation, int at, int victim) {
     return happened;
 }
 
+/* In the at-th call of that operation, for many of them. */
 static void die_everywhere(const char *operation) {
     int deaths = 0;
-    for (int at = 0; at < (test_sanitized() ? 4 : 12); at++)
-        deaths += die(operation, at, at % 3);
+    char fault[96];
+    for (int at = 0; at < (test_sanitized() ? 4 : 12); at++) {
+        snprintf(fault, sizeof fault, "op=%s,at=%d,do=kill", operation, at);
+        deaths += die(fault, 0, at % 3);
+    }
     CHECK(deaths > 0);
 }
 
@@ -278,6 +304,15 @@ TEST_LIMIT(a_death_while_the_workspace_meets_is_told_to_all, 300) {
 
 TEST_LIMIT(a_death_at_the_end_of_a_call_is_told_to_all, 300) {
     die_everywhere("barrier");
+}
+
+/* FUSED_DEATHS=300 has so many die instead of a few. */
+TEST_LIMIT(a_death_at_any_moment_is_told_to_all, 600) {
+    const char *asked = getenv("FUSED_DEATHS");
+    int deaths = 0, runs = asked != NULL ? atoi(asked) : test_sanitized() ? 4 : 12;
+    for (int run = 0; run < runs; run++)
+        deaths += die(NULL, 300 + 700 * run % 30000, run % 3);
+    CHECK(deaths > 0);
 }
 
 /* A rank that dies while it computes: in a callback, where nothing of the library runs. */
