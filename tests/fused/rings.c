@@ -81,30 +81,45 @@ static void with_table(const char *text) {
     setenv("TUTTI_TUNING", path, 1);
 }
 
-static void run_many(const char *table, const char *threads) {
+static void run_many(const char *table, const char *threads, bool as_processes) {
     int calls = test_sanitized() ? 8 : 24;
     CHECK_EQ(setenv("TUTTI_THREADS", threads, 1), 0);
     if (table != NULL)
         with_table(table);
-    test_threads(2, many_calls, &calls);
-    test_threads(3, many_calls, &calls);
-    test_processes(4, many_calls, &calls);
+    if (as_processes) {
+        test_processes(4, many_calls, &calls);
+    } else {
+        test_threads(2, many_calls, &calls);
+        test_threads(3, many_calls, &calls);
+    }
     if (table != NULL)
         unlink(path);
 }
 
 TEST_LIMIT(tiles_arrive_whole_in_the_way_that_is_measured, 120) {
-    run_many(NULL, "1");
+    run_many(NULL, "1", false);
 }
 
 TEST_LIMIT(tiles_arrive_whole_beside_the_sum_of_the_ones_before, 120) {
-    run_many("stage 1G\n", "1");
+    run_many("stage 1G\n", "1", false);
+}
+
+TEST_LIMIT(tiles_of_processes_arrive_whole_beside_the_sum_of_the_ones_before, 120) {
+    run_many("stage 1G\n", "1", true);
 }
 
 TEST_LIMIT(tiles_arrive_whole_past_the_caches, 120) {
-    run_many("stage 1\n", "1");
+    run_many("stage 1\n", "1", false);
+}
+
+TEST_LIMIT(tiles_of_processes_arrive_whole_past_the_caches, 120) {
+    run_many("stage 1\n", "1", true);
 }
 
 TEST_LIMIT(tiles_arrive_whole_from_ranks_with_two_threads, 120) {
-    run_many("stage 1G\n", "2");
+    run_many("stage 1G\n", "2", false);
+}
+
+TEST_LIMIT(tiles_of_processes_arrive_whole_in_the_way_that_is_measured, 120) {
+    run_many(NULL, "2", true);
 }
