@@ -14,8 +14,8 @@
 /* ---- tiles ---- */
 
 /* A tile is in the caches when it is added, and one of several of a chunk, so that most of a chunk goes beside sums. */
-#define TILE_BYTES ((size_t)1 << 18)
-#define TILES_OF_CHUNK 4
+#define TILE_BYTES ((size_t)1 << 17)
+#define TILES_OF_CHUNK 8
 /* Rows of a product that packs the right matrix for them: fewer are enough where it is low. One that was packed once
  * for all and stays in a cache beside a tile needs no more rows than that has. */
 #define CHUNK_ROWS 512
