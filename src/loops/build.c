@@ -38,11 +38,10 @@ struct tu_builder {
     char include[PATH_MAX + 8];
     char lanes[TU_HASH_TEXT + 16];
     tu_hash key; /* of everything but the text */
-    int64_t limit_ms;
-    int64_t most_bytes; /* of the cache */
+    tu_build_limits limits;
 };
 
-static int64_t now_ms(void) {
+int64_t tu_build_clock(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
@@ -109,23 +108,26 @@ static void add_key(tu_builder *builder, const char *path, const struct stat *ab
         tu_hash_add(&builder->key, builder->words[i], strlen(builder->words[i]) + 1);
 }
 
+tu_build_limits tu_build_limits_get(void) {
+    const char *limit = secure_getenv("TUTTI_CC_LIMIT"), *most = secure_getenv("TUTTI_CC_CACHE");
+    tu_build_limits limits = { LIMIT_SECONDS * 1000, CACHE_BYTES };
+    int64_t given = 0;
+    if (most != NULL && most[0] != 0 && tu_parse_bytes(most, &given) == TUTTI_OK && given >= 0)
+        limits.cache_bytes = given;
+    if (limit != NULL && limit[0] != 0 && tu_parse_duration(limit, &given) == TUTTI_OK && given > 0)
+        limits.milliseconds = (given + 999999) / 1000000;
+    return limits;
+}
+
 static bool find_compiler(tu_builder *builder, tu_instructions level, char *reason, size_t reason_size) {
-    const char *given = secure_getenv("TUTTI_CC"), *limit = secure_getenv("TUTTI_CC_LIMIT");
+    const char *given = secure_getenv("TUTTI_CC");
     struct stat about;
     char path[PATH_MAX], *rest = NULL;
     snprintf(builder->command, sizeof builder->command, "%s", given != NULL && given[0] != 0 ? given : "cc");
     for (char *word = strtok_r(builder->command, " ", &rest); word != NULL && builder->word_count < 8;
          word = strtok_r(NULL, " ", &rest))
         add_word(builder, word);
-    const char *most = secure_getenv("TUTTI_CC_CACHE");
-    builder->most_bytes = CACHE_BYTES;
-    if (most != NULL && most[0] != 0 &&
-        (tu_parse_bytes(most, &builder->most_bytes) != TUTTI_OK || builder->most_bytes < 0))
-        builder->most_bytes = CACHE_BYTES;
-    builder->limit_ms = LIMIT_SECONDS * 1000;
-    int64_t limit_ns = 0;
-    if (limit != NULL && limit[0] != 0 && tu_parse_duration(limit, &limit_ns) == TUTTI_OK && limit_ns > 0)
-        builder->limit_ms = (limit_ns + 999999) / 1000000;
+    builder->limits = tu_build_limits_get();
     if (builder->word_count == 0 || !find_program(builder->words[0], path, sizeof path, &about)) {
         snprintf(reason, reason_size, "there is no compiler %s (TUTTI_CC names one)",
                  builder->word_count > 0 ? builder->words[0] : "");
@@ -244,7 +246,7 @@ static void end_compiler(build *own) {
     if (own->compiler == 0)
         return;
     kill(-own->compiler, SIGTERM);
-    for (int64_t until = now_ms() + GRACE_MS; now_ms() < until; sleep_ms(2))
+    for (int64_t until = tu_build_clock() + GRACE_MS; tu_build_clock() < until; sleep_ms(2))
         if (waitpid(own->compiler, NULL, WNOHANG) != 0) {
             kill(-own->compiler, SIGKILL); /* what it started and left */
             own->compiler = 0;
@@ -294,10 +296,10 @@ static bool wait_for_compiler(build *own, int64_t deadline, const tu_builder *bu
                      "not known (SIGCHLD is ignored, or somebody waits for all)");
             return false;
         }
-        if (now_ms() >= deadline) {
+        if (tu_build_clock() >= deadline) {
             end_compiler(own);
             snprintf(reason, reason_size, "the compiler did not end within %.1f s (TUTTI_CC_LIMIT)",
-                     (double)builder->limit_ms / 1000);
+                     (double)builder->limits.milliseconds / 1000);
             return false;
         }
         sleep_ms(pause);
@@ -339,7 +341,7 @@ static void end(const tu_builder *builder, build *own) {
 
 /* Somebody else builds it: waits for the file, or for the right to build it. */
 static void wait_for_others(const tu_builder *builder, build *own, int64_t deadline) {
-    while (own->handle == NULL && own->lock == TU_CACHE_TAKEN && now_ms() < deadline) {
+    while (own->handle == NULL && own->lock == TU_CACHE_TAKEN && tu_build_clock() < deadline) {
         sleep_ms(5);
         own->handle = tu_cache_load(&builder->cache, own->name);
         if (own->handle == NULL)
@@ -364,7 +366,7 @@ static bool finish(const tu_builder *builder, build *own, int64_t deadline, char
 /* ---- all of them ---- */
 
 static bool build_all(const tu_builder *builder, build *builds, int count, char *reason, size_t reason_size) {
-    int64_t deadline = now_ms() + builder->limit_ms;
+    int64_t deadline = tu_build_clock() + builder->limits.milliseconds;
     bool good = true;
     for (int i = 0; i < count; i++) {
         builds[i].handle = tu_cache_load(&builder->cache, builds[i].name);
@@ -383,7 +385,7 @@ static bool build_all(const tu_builder *builder, build *builds, int count, char 
         wait_for_others(builder, &builds[i], deadline);
         if (builds[i].handle == NULL)
             good = start(builder, &builds[i], reason, reason_size) &&
-                   finish(builder, &builds[i], now_ms() + builder->limit_ms, reason, reason_size);
+                   finish(builder, &builds[i], tu_build_clock() + builder->limits.milliseconds, reason, reason_size);
     }
     return good;
 }
@@ -414,6 +416,6 @@ bool tu_builder_build(tu_builder *builder, const char *const *texts, int text_co
     }
     free(builds);
     if (built)
-        tu_cache_trim(&builder->cache, builder->most_bytes);
+        tu_cache_trim(&builder->cache, builder->limits.cache_bytes);
     return good;
 }

@@ -13,8 +13,17 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #include "base/instructions.h"
+
+/* What TUTTI_CC_LIMIT and TUTTI_CC_CACHE say. */
+typedef struct tu_build_limits {
+    int64_t milliseconds; /* of a build */
+    int64_t cache_bytes;
+} tu_build_limits;
+tu_build_limits tu_build_limits_get(void);
+int64_t tu_build_clock(void); /* milliseconds, for deadlines */
 
 /* Where files are, and by what they are made. Close it. */
 typedef struct tu_builder tu_builder;

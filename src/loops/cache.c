@@ -195,16 +195,19 @@ bool tu_cache_finish(const tu_cache *cache, const char *made, const char *name, 
     return good;
 }
 
-static bool is_whole(int file, const char *name) {
-    size_t bytes = 0;
-    char *data = is_ours(file, S_IFREG) ? read_all(file, &bytes) : NULL;
-    bool whole = data != NULL && bytes > sizeof(ending);
+/* The contents of a file that is whole, without what stands at its end; NULL where it is not. */
+static char *read_whole(int file, const char *name, size_t *bytes) {
+    char *data = is_ours(file, S_IFREG) ? read_all(file, bytes) : NULL;
+    bool whole = data != NULL && *bytes > sizeof(ending);
     if (whole) {
-        ending last = ending_of(name, data, bytes - sizeof last);
-        whole = memcmp(data + bytes - sizeof last, &last, sizeof last) == 0;
+        *bytes -= sizeof(ending);
+        ending last = ending_of(name, data, *bytes);
+        whole = memcmp(data + *bytes, &last, sizeof last) == 0;
     }
+    if (whole)
+        return data;
     free(data);
-    return whole;
+    return NULL;
 }
 
 /* A file's time is that of its last use, to the hour: what is used stays in the cache. */
@@ -216,17 +219,39 @@ static void note_use(int file) {
         (void)!futimens(file, NULL);
 }
 
-void *tu_cache_load(const tu_cache *cache, const char *name) {
+void *tu_cache_read(const tu_cache *cache, const char *name, size_t *bytes) {
     int file = openat(cache->folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
     if (file < 0)
         return NULL;
-    bool whole = is_whole(file, name);
-    if (whole)
+    char *data = read_whole(file, name, bytes);
+    if (data != NULL)
         note_use(file);
     close(file);
-    char path[PATH_MAX + 64];
+    return data;
+}
+
+void *tu_cache_load(const tu_cache *cache, const char *name) {
+    size_t bytes = 0;
+    char *data = tu_cache_read(cache, name, &bytes), path[PATH_MAX + 64];
     snprintf(path, sizeof path, "%s/%s", cache->path, name);
-    return whole ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    void *handle = data != NULL ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+    free(data);
+    return handle;
+}
+
+bool tu_cache_store(const tu_cache *cache, const char *name, const void *data, size_t bytes, char *reason,
+                    size_t reason_size) {
+    char made[64];
+    tu_cache_name(made, sizeof made, ".bin");
+    int file = openat(cache->folder, made, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    bool good = file >= 0 && write_all(file, data, bytes);
+    if (!good) {
+        snprintf(reason, reason_size, "%s/%s cannot be written: %s", cache->path, name, strerror(errno));
+        unlinkat(cache->folder, made, 0);
+    }
+    if (file >= 0)
+        close(file);
+    return good && tu_cache_finish(cache, made, name, reason, reason_size);
 }
 
 /* ---- locks ---- */

@@ -22,6 +22,11 @@ void tu_cache_close(tu_cache *cache);
 
 /* A file whose contents are whole, as dlopen's handle; NULL where there is none, or what is there is not. */
 void *tu_cache_load(const tu_cache *cache, const char *name);
+/* The same as bytes, to be freed. */
+void *tu_cache_read(const tu_cache *cache, const char *name, size_t *bytes);
+/* Puts these bytes under their name, whole. False with the cause. */
+bool tu_cache_store(const tu_cache *cache, const char *name, const void *data, size_t bytes, char *reason,
+                    size_t reason_size);
 /* Puts the file `made` under its name, with the hash of its contents at the end. False with the cause; `made` is gone
  * in any case. */
 bool tu_cache_finish(const tu_cache *cache, const char *made, const char *name, char *reason, size_t reason_size);

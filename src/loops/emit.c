@@ -96,7 +96,7 @@ static void emit_attribute(FILE *to, double number, tutti_dtype compute) {
         emit_whole(to, whole(number), tu_emit_type(compute));
 }
 
-static void emit_constant(FILE *to, const tu_slot *slot) {
+void tu_emit_number(FILE *to, const tu_slot *slot) {
     if (slot->dtype == TUTTI_F32)
         emit_real(to, (double)*(const float *)(const void *)slot->number, "f32");
     else if (slot->dtype == TUTTI_F64)
@@ -107,7 +107,7 @@ static void emit_constant(FILE *to, const tu_slot *slot) {
 
 /* ---- lines ---- */
 
-static void emit_line(FILE *to, const tu_nest *nest, const tu_line *line) {
+void tu_emit_line(FILE *to, const tu_nest *nest, const tu_line *line) {
     const tu_operator *entry = line->vertex->entry;
     tutti_dtype compute = nest->slots[line->out].dtype;
     fprintf(to, "const %s v%d = %s_%s(", variable_type(compute), line->out, entry->name, tu_emit_suffix(compute));
@@ -120,7 +120,7 @@ static void emit_line(FILE *to, const tu_nest *nest, const tu_line *line) {
         }
         int slot = line->in[input++];
         if (nest->slots[slot].constant)
-            emit_constant(to, &nest->slots[slot]);
+            tu_emit_number(to, &nest->slots[slot]);
         else
             fprintf(to, "v%d", slot);
     }
@@ -134,6 +134,68 @@ static void emit_line(FILE *to, const tu_nest *nest, const tu_line *line) {
 void tu_emit_lines(FILE *to, const tu_nest *nest, const tu_stage *stage, const char *indent) {
     for (int i = stage->first; i < stage->end; i++) {
         fprintf(to, "%s", indent);
-        emit_line(to, nest, &nest->lines[i]);
+        tu_emit_line(to, nest, &nest->lines[i]);
     }
+}
+
+/* ---- comments ---- */
+
+static void emit_reference(FILE *to, const tu_nest *nest, int slot) {
+    if (nest->slots[slot].value != NULL)
+        fprintf(to, "%s", nest->slots[slot].value->name);
+    else
+        fprintf(to, "v%d", slot);
+}
+
+typedef struct range {
+    const tu_nest *nest;
+    int first, end; /* lines */
+} range;
+
+/* A value's expression over what the lines read, "relu((tanh(x) - x))". */
+static void emit_expression(FILE *to, range of, int slot, int depth) {
+    const tu_nest *nest = of.nest;
+    const tu_line *line = NULL;
+    for (int i = of.first; i < of.end && line == NULL; i++)
+        line = nest->lines[i].out == slot ? &nest->lines[i] : NULL;
+    if (nest->slots[slot].constant) {
+        double number = 0;
+        if (tutti_convert(nest->slots[slot].number, nest->slots[slot].dtype, &number, TUTTI_F64, 1) == TUTTI_OK)
+            tu_number_print(to, number);
+        return;
+    }
+    if (line == NULL || depth == 0) {
+        emit_reference(to, nest, slot);
+        return;
+    }
+    if (line->kind == TU_LINE_CONVERT) {
+        emit_expression(to, of, line->in[0], depth);
+        return;
+    }
+    const tu_operator *entry = line->vertex->entry;
+    int count = line->kind == TU_LINE_FOLD ? 1 : entry->argument_count;
+    fprintf(to, "%s(", entry->name);
+    for (int i = 0, input = 0; i < count; i++) {
+        fprintf(to, i == 0 ? "" : ", ");
+        if (entry->arguments[i].type == TT_ARGUMENT_DOUBLE)
+            tu_number_print(to, *(const double *)((const char *)line->vertex->attributes + entry->arguments[i].offset));
+        else
+            emit_expression(to, of, line->in[input++], depth - 1);
+    }
+    fprintf(to, ")");
+}
+
+void tu_emit_comment(FILE *to, const tu_nest *nest, int first, int end, const int *slots, int slot_count) {
+    fprintf(to, "\n/* Loop %d over [", nest->number);
+    for (int i = 0; i < nest->ndim; i++)
+        fprintf(to, i == 0 ? "%lld" : ", %lld", (long long)nest->sizes[i]);
+    fprintf(to, "]:\n");
+    for (int i = 0; i < slot_count; i++) {
+        fprintf(to, " *   ");
+        emit_reference(to, nest, slots[i]);
+        fprintf(to, " = ");
+        emit_expression(to, (range){ nest, first, end }, slots[i], 12);
+        fprintf(to, "\n");
+    }
+    fprintf(to, " */\n");
 }

@@ -8,55 +8,6 @@ void tu_emit_name(char *name, size_t size, const tu_nest *nest, int stage) {
     snprintf(name, size, "loop_%d_%d", nest->number, stage);
 }
 
-static void emit_reference(FILE *to, const tu_nest *nest, int slot) {
-    if (nest->slots[slot].value != NULL)
-        fprintf(to, "%s", nest->slots[slot].value->name);
-    else
-        fprintf(to, "v%d", slot);
-}
-
-/* A value's expression over what the stage reads, "relu((tanh(x) - x))": what the comment shows. */
-static void emit_expression(FILE *to, const tu_nest *nest, const tu_stage *stage, int slot, int depth) {
-    const tu_line *line = NULL;
-    for (int i = stage->first; i < stage->end && line == NULL; i++)
-        line = nest->lines[i].out == slot ? &nest->lines[i] : NULL;
-    if (nest->slots[slot].constant) {
-        double number = 0;
-        if (tutti_convert(nest->slots[slot].number, nest->slots[slot].dtype, &number, TUTTI_F64, 1) == TUTTI_OK)
-            tu_number_print(to, number);
-        return;
-    }
-    if (line == NULL || depth == 0) {
-        emit_reference(to, nest, slot);
-        return;
-    }
-    const tu_operator *entry = line->vertex->entry;
-    fprintf(to, "%s(", entry->name);
-    for (int i = 0, input = 0; i < entry->argument_count; i++) {
-        fprintf(to, i == 0 ? "" : ", ");
-        if (entry->arguments[i].type == TT_ARGUMENT_DOUBLE)
-            tu_number_print(to, *(const double *)((const char *)line->vertex->attributes + entry->arguments[i].offset));
-        else
-            emit_expression(to, nest, stage, line->in[input++], depth - 1);
-    }
-    fprintf(to, ")");
-}
-
-static void emit_comment(FILE *to, const tu_nest *nest, const tu_stage *stage) {
-    fprintf(to, "\n/* Loop %d over [", nest->number);
-    for (int i = 0; i < nest->ndim; i++)
-        fprintf(to, i == 0 ? "%lld" : ", %lld", (long long)nest->sizes[i]);
-    fprintf(to, "]:\n");
-    for (int i = stage->input_count; i < stage->slot_count; i++) {
-        fprintf(to, " *   ");
-        emit_reference(to, nest, stage->slots[i]);
-        fprintf(to, " = ");
-        emit_expression(to, nest, stage, stage->slots[i], 12);
-        fprintf(to, "\n");
-    }
-    fprintf(to, " */\n");
-}
-
 /* An operand has an element per place, or one for the row. */
 static bool is_single(const tu_nest *nest, int slot) {
     const tu_slot *at = &nest->slots[slot];
@@ -196,7 +147,8 @@ void tu_emit_c(FILE *to, tu_nest *const *nests, int nest_count, const char *lane
             const tu_stage *stage = &nests[i]->stages[k];
             tutti_dtype dtype = nests[i]->slots[nests[i]->lines[stage->first].out].dtype;
             tu_emit_name(name, sizeof name, nests[i], k);
-            emit_comment(to, nests[i], stage);
+            tu_emit_comment(to, nests[i], stage->first, stage->end, stage->slots + stage->input_count,
+                            stage->slot_count - stage->input_count);
             if (tu_is_float(dtype))
                 emit_floats(to, nests[i], stage, name, dtype);
             else

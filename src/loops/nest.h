@@ -56,6 +56,8 @@ typedef struct tu_slot {
     int tensor;              /* whose memory it is, or is copied from or to; -1: none */
     const tu_value *value;   /* what it holds, for texts; may be NULL */
     int first, last;         /* among the actions of the nest */
+    int level;               /* of kernels: how many reductions come before it; */
+    bool needed;             /* and whether the pass that is written needs it */
     int buffer, wide_buffer; /* where it is where it is not in a tensor; and repeated along the rows; -1: nowhere */
 } tu_slot;
 
@@ -117,6 +119,7 @@ typedef struct tu_nest {
     int64_t piece_rows, piece_columns;
     int buffer_count;
     size_t buffer_bytes;
+    const void *loop; /* of devices: what the target launches; NULL: nothing */
 } tu_nest;
 
 /* The nest of these vertices, which are in program order, over this space. `uses` counts, for each value by number, its

@@ -23,10 +23,11 @@ typedef struct tu_target {
 } tu_target;
 
 enum {
-    TU_TARGET_C, /* the CPU: target_c.c, walk.c */
+    TU_TARGET_C,    /* the CPU: target_c.c, walk.c */
+    TU_TARGET_CUDA, /* GPUs of NVIDIA: target_cuda.c */
     TU_TARGETS
 };
-extern const tu_target tu_target_c;
+extern const tu_target tu_target_c, tu_target_cuda;
 
 /* That of the device, as its number; -1: loops are not written for it. */
 int tu_target_number(tutti_device device);

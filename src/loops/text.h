@@ -12,5 +12,7 @@
 
 /* One text with everything that a level needs, each header once. */
 void tu_lanes_write(FILE *to, tu_instructions level);
+/* The same for GPUs: nothing is included. */
+void tu_device_text_write(FILE *to);
 
 #endif

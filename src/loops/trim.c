@@ -56,7 +56,8 @@ static void list(const tu_cache *cache, DIR *folder, int64_t now, listing *all) 
         if (strncmp(entry->d_name, "making-", 7) == 0) {
             if (now - (int64_t)about.st_mtim.tv_sec > HALF_MADE)
                 unlinkat(cache->folder, entry->d_name, 0);
-        } else if (length > 3 && strcmp(entry->d_name + length - 3, ".so") == 0) {
+        } else if ((length > 3 && strcmp(entry->d_name + length - 3, ".so") == 0) ||
+                   (length > 6 && strcmp(entry->d_name + length - 6, ".cubin") == 0)) {
             add(all, entry->d_name, &about);
         }
     }

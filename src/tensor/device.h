@@ -90,6 +90,16 @@ typedef struct tu_device_tensors {
     tutti_status (*find)(void *state, int index, const char *name, void **kernel);
     tutti_status (*launch)(void *state, int index, void *stream, void *kernel, unsigned blocks, unsigned threads,
                            const void *arguments);
+    /* Kernels that are written at run time, in CUDA C. What the compiler is, with its version, its options and what it
+     * builds for: the image of a text depends on nothing else. UNSUPPORTED: there is none, and why. */
+    tutti_status (*compiler)(void *state, int index, char *name, size_t size);
+    /* The image of a text, to be freed; the error has the compiler's first message. */
+    tutti_status (*compile)(void *state, int index, const char *text, void **image, size_t *bytes);
+    /* The module of that name, loaded from the image where it was not before; *module is NULL where it was not and the
+     * image is NULL. It stays as long as the device is open: graphs may have its kernels. */
+    tutti_status (*module)(void *state, int index, const char *name, const void *image, void **module);
+    tutti_status (*module_find)(void *state, int index, void *module, const char *name, void **kernel);
+
     /* What kernels of this device found wrong since it was last asked; and where they write it. */
     bool (*fault)(void *state, int index, tu_device_fault *fault);
     tu_device_fault *(*fault_place)(void *state, int index);

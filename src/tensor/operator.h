@@ -119,8 +119,9 @@ enum {
     TU_CONDITION = 1 << 14, /* the first input takes no part in promotion */
     TU_TO_REAL = 1 << 15,   /* complex inputs give the real type */
     /* Of collectives: */
-    TU_STARTS = 1 << 16,    /* its results, or what it writes, are there only after a wait */
-    TU_GROUP_FREE = 1 << 17 /* its results have the same shapes in every group: on meta tensors it needs none */
+    TU_STARTS = 1 << 16,     /* its results, or what it writes, are there only after a wait */
+    TU_GROUP_FREE = 1 << 17, /* its results have the same shapes in every group: on meta tensors it needs none */
+    TU_ANYWHERE = 1 << 18    /* its results belong to any device, as numbers do */
 };
 
 /* The devices that may have kernels; meta has none, since it computes nothing. */

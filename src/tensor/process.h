@@ -52,6 +52,8 @@ int tu_process_compute_threads(void);
 /* True for the first who asks: what is said once. */
 typedef enum tu_warning {
     TU_WARN_NO_COMPILER, /* loops are not compiled */
+    TU_WARN_NO_KERNELS,  /* the same on a GPU */
+    TU_WARN_NO_CACHE,    /* what is built for a GPU is not kept */
     TU_WARN_NO_FILES,    /* nothing can be written for those who look inside */
     TU_WARNINGS
 } tu_warning;

@@ -50,7 +50,6 @@ tutti_status tu_random_state_cpu(tu_call *call) {
     at[2] = self->seed_rank;
     uint64_t group = (uint64_t)attributes->group, count = ((uint64_t)attributes->count + group - 1) / group * group;
     self->counter += (count + 3) / 4 * 2; /* two blocks for four elements: f64 needs 64 bits each */
-    call->outputs[0]->flags |= TU_NUMBER; /* belongs to any device */
     return TUTTI_OK;
 }
 

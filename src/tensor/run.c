@@ -177,6 +177,8 @@ static tutti_status make_outputs(tu_call *call, bool fake) {
             tutti_error_info info = TUTTI_ERROR_INFO_INIT;
             return tutti_error_detail(&info) == TUTTI_OK ? info.status : TUTTI_ERROR_MEMORY;
         }
+        if (call->entry->flags & TU_ANYWHERE)
+            output->flags |= TU_NUMBER;
         call->outputs[i] = output;
     }
     return TUTTI_OK;

@@ -5,6 +5,7 @@
  * A device is opened on first need, in its primary context. The context is current only while a call is under way: the
  * caller's own stays what it was.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,6 +68,7 @@ static tutti_status open_gpu(tu_gpus *gpus, int index) {
         return tu_gpu_error(gpus, result, "cuDeviceGet");
     gpu->processors = attribute(gpus, gpu->device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
     gpu->major = attribute(gpus, gpu->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    gpu->minor = attribute(gpus, gpu->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
     result = driver->cuDevicePrimaryCtxRetain(&gpu->context, gpu->device);
     if (result != CUDA_SUCCESS)
         return tu_gpu_error(gpus, result, "cuDevicePrimaryCtxRetain");
@@ -280,6 +282,67 @@ static tutti_status launch(void *state, int index, void *stream, void *kernel, u
            "launching a kernel");
 }
 
+/* ---- kernels that are written at run time ---- */
+
+/* Under the device's lock. */
+static tu_gpu_module *written_module(tu_gpu *gpu, const char *name) {
+    tu_gpu_module *found = gpu->written;
+    while (found != NULL && strcmp(found->name, name) != 0)
+        found = found->next;
+    return found;
+}
+
+/* With the device's context current. */
+static tutti_status load_module(tu_gpus *gpus, tu_gpu *gpu, const char *name, const void *image, void **module) {
+    tutti_status status = TUTTI_OK;
+    pthread_mutex_lock(&gpu->lock);
+    tu_gpu_module *made = written_module(gpu, name);
+    *module = made != NULL ? made->module : NULL;
+    if (made == NULL && image != NULL) {
+        made = calloc(1, sizeof *made);
+        int mode = tu_gpu_relax(gpus, TU_GPU_RELAXED); /* another stream may be captured meanwhile */
+        status = made == NULL
+                     ? gpus->host->error(TUTTI_ERROR_MEMORY, "out of memory for a module")
+                     : checked(gpus, gpus->driver.cuModuleLoadData(&made->module, image), "loading compiled kernels");
+        tu_gpu_relax(gpus, mode);
+        if (status == TUTTI_OK) {
+            snprintf(made->name, sizeof made->name, "%s", name);
+            made->next = gpu->written;
+            gpu->written = made;
+            *module = made->module;
+        } else {
+            free(made);
+        }
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    return status;
+}
+
+static tutti_status module_of(void *state, int index, const char *name, const void *image, void **module) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    if (status != TUTTI_OK)
+        return status;
+    status = load_module(gpus, gpu, name, image, module);
+    tu_gpu_leave(gpus, pushed);
+    return status;
+}
+
+static tutti_status module_find(void *state, int index, void *module, const char *name, void **kernel) {
+    ON_GPU(state, index, gpus->driver.cuModuleGetFunction((CUfunction *)kernel, module, name),
+           "finding a compiled kernel");
+}
+
+static void written_end(const tu_gpus *gpus, tu_gpu *gpu) {
+    for (tu_gpu_module *made = gpu->written, *next; made != NULL; made = next) {
+        next = made->next;
+        gpus->driver.cuModuleUnload(made->module);
+        free(made);
+    }
+}
+
 /* ---- faults ---- */
 
 static bool fault(void *state, int index, tu_device_fault *found) {
@@ -324,6 +387,10 @@ static const tu_device_tensors tensors = {
     .clear = clear,
     .find = find,
     .launch = launch,
+    .compiler = tu_gpu_compiler_name,
+    .compile = tu_gpu_compile,
+    .module = module_of,
+    .module_find = module_find,
     .fault = fault,
     .fault_place = fault_place,
     .product = tu_gpu_product,
@@ -375,6 +442,7 @@ static void close_gpu(tu_gpus *gpus, tu_gpu *gpu) {
         tu_gpu_memory_end(gpus, gpu);
         for (int i = 0; i < TU_TENSOR_IMAGES; i++)
             gpus->driver.cuModuleUnload(gpu->modules[i]);
+        written_end(gpus, gpu);
         gpus->driver.cuMemFreeHost(gpu->fault);
         gpus->driver.cuCtxPopCurrent(&popped);
     }
@@ -388,6 +456,7 @@ static void close_tensors(void *state) {
         close_gpu(gpus, &gpus->gpus[i]);
     pthread_mutex_destroy(&gpus->lock);
     free(gpus->library);
+    tu_gpu_compiler_end(gpus);
     free(gpus);
 }
 

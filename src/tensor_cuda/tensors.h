@@ -18,6 +18,7 @@
 typedef struct tu_gpu_segment tu_gpu_segment;
 typedef struct tu_gpu_piece tu_gpu_piece;
 typedef struct tu_gpu_graph tu_gpu_graph;
+typedef struct tu_gpu_compiler tu_gpu_compiler;
 
 /* A stream on which a piece was used besides its own. */
 typedef struct tu_gpu_use {
@@ -62,12 +63,19 @@ struct tu_gpu_graph {
 };
 #define TU_GPU_CAPTURES 16 /* at one time */
 
+/* Kernels that were written at run time. */
+typedef struct tu_gpu_module {
+    struct tu_gpu_module *next;
+    CUmodule module;
+    char name[64];
+} tu_gpu_module;
+
 typedef struct tu_gpu {
     bool open; /* what follows is there; under the lock of tu_gpus */
     CUdevice device;
     CUcontext context;
     CUmodule modules[TU_TENSOR_IMAGES];
-    int processors, major;
+    int processors, major, minor;
     tu_device_fault *fault; /* pinned; written by kernels, the first wins */
     CUdeviceptr fault_here;
 
@@ -83,7 +91,8 @@ typedef struct tu_gpu {
         tu_gpu_graph *graph;
     } captures[TU_GPU_CAPTURES];
     tu_gpu_graph *others; /* of captures that others began */
-    void *products;       /* the matrix library's handle: product.c */
+    tu_gpu_module *written;
+    void *products; /* the matrix library's handle: product.c */
 } tu_gpu;
 
 typedef struct tu_gpus {
@@ -93,6 +102,7 @@ typedef struct tu_gpus {
     int count;
     void *library; /* of matrix products; NULL: not looked for, or not there */
     bool looked;
+    tu_gpu_compiler *compiler; /* of nvrtc.c; NULL: not looked for */
     tu_gpu gpus[TU_TENSOR_GPUS];
 } tu_gpus;
 
@@ -134,6 +144,11 @@ const void *tu_gpu_keep_bytes(tu_gpus *gpus, tu_gpu_graph *graph, const void *fr
 /* Sets what this thread may do while a stream is captured, and returns what was set before. */
 int tu_gpu_relax(const tu_gpus *gpus, int mode);
 #define TU_GPU_RELAXED 2 /* memory may be allocated */
+
+/* ---- nvrtc.c ---- */
+tutti_status tu_gpu_compiler_name(void *state, int index, char *name, size_t size);
+tutti_status tu_gpu_compile(void *state, int index, const char *text, void **image, size_t *bytes);
+void tu_gpu_compiler_end(tu_gpus *gpus);
 
 /* ---- product.c ---- */
 tutti_status tu_gpu_product(void *state, int index, void *stream, const tu_device_product *product);

@@ -346,7 +346,8 @@ static void compare_one(uint64_t seed, int first_mode, int last_mode) {
 static void compare_many(int count, int first_mode, int last_mode) {
     const char *seed = test_option("seed"), *given = test_option("count");
     uint64_t first = seed != NULL ? strtoull(seed, NULL, 10) : 1;
-    count = given != NULL ? atoi(given) : count;
+    count = given != NULL ? atoi(given) : use_device() && count > 60 ? 60 : count;
+    use_device();
     for (int i = 0; i < count; i++)
         compare_one(first + (uint64_t)i, first_mode, last_mode);
 }
@@ -453,6 +454,7 @@ TEST_LIMIT(random_functions_of_sizes_that_change_leave_what_eager_code_leaves, 6
     const char *seed = test_option("seed"), *given = test_option("count");
     uint64_t first = seed != NULL ? strtoull(seed, NULL, 10) : 1;
     int count = given != NULL ? atoi(given) : test_sanitized() ? 30 : 150, variants = 0;
+    use_device();
     for (int i = 0; i < count; i++)
         EACH_MODE variants += compare_sizes(first + (uint64_t)i, modes[mode]);
     printf("%d variants without a capture\n", variants);
@@ -561,6 +563,7 @@ TEST_LIMIT(random_functions_built_by_the_compiler_leave_what_eager_code_leaves, 
         SKIP("there is no cc");
     const char *folder = own_folder();
     unsetenv("TUTTI_CC");
+    unsetenv("TUTTI_NVRTC");
     compare_many(test_sanitized() ? 1 : 3, 0, 0);
     remove_folder(folder);
 }

@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <unistd.h>
 
+#include <tutti/streams.h>
 #include <tutti/tensors.h>
 
 #include "../harness.h"
@@ -32,6 +33,18 @@ static inline int remove_one(const char *path, const struct stat *about, int typ
 
 static inline void remove_folder(const char *path) {
     nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+}
+
+/* Tensors are made on the device that TEST_DEVICE names; false: that is the CPU, where they are without a word. */
+static inline bool use_device(void) {
+    const char *name = getenv("TEST_DEVICE");
+    if (name == NULL || name[0] == 0)
+        return false;
+    if (strcmp(name, "cuda") != 0 || !tt_device_available(TUTTI_CUDA))
+        FAIL("there is no device %s", name);
+    tt_default_device_set(TUTTI_CUDA);
+    CHECK_OK(tt_error_show());
+    return true;
 }
 
 /* Runs a program on tensors like those that its graph was captured with. The outputs are the scope's. */
@@ -58,7 +71,8 @@ static inline bool same_bits(tt_tensor *left, tt_tensor *right) {
         if (tt_size(left, i) != tt_size(right, i))
             return false;
     size_t bytes = tu_dtype_bytes[tt_dtype(left)], count = (size_t)tt_numel(left);
-    const char *one = tt_data(tt_contiguous(left)), *other = tt_data(tt_contiguous(right));
+    const char *one = tt_data(tt_to_device(tt_contiguous(left), TUTTI_CPU));
+    const char *other = tt_data(tt_to_device(tt_contiguous(right), TUTTI_CPU));
     for (size_t i = 0; i < count; i++) {
         if (memcmp(one + i * bytes, other + i * bytes, bytes) == 0)
             continue;

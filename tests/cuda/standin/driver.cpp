@@ -17,6 +17,8 @@
 #include <string>
 #include <vector>
 
+#include <dlfcn.h>
+#include <elf.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -34,7 +36,7 @@ static std::map<std::string, kernel> &table() {
     return known;
 }
 entry::entry(const char *name, body *run, size_t bytes, bool fibers) {
-    table()[name] = { run, bytes, fibers };
+    table()[name] = { run, bytes, fibers, nullptr };
 }
 kernel *find(const char *name) {
     auto found = table().find(name);
@@ -63,6 +65,19 @@ extern "C" __attribute__((visibility("default"))) size_t standin_bytes_in_use(vo
 }
 extern "C" __attribute__((visibility("default"))) int standin_launches(void) {
     return launches;
+}
+
+/* That function fails the nth time from now. */
+static std::string failing;
+static int failing_after;
+extern "C" __attribute__((visibility("default"))) void standin_fail(const char *function, int nth) {
+    std::lock_guard<std::mutex> held(lock);
+    failing = function;
+    failing_after = nth;
+}
+static bool fails_in(const char *function) {
+    std::lock_guard<std::mutex> held(lock);
+    return failing == function && failing_after > 0 && --failing_after == 0;
 }
 
 static CUresult init(unsigned) {
@@ -456,15 +471,65 @@ static CUresult synchronize(void) {
     return CUDA_SUCCESS;
 }
 
+/* Modules that were written at run time are libraries of the CPU: see nvrtc.cpp. Others are the kernels above. */
+struct written {
+    void *library;
+    std::map<std::string, emulated::kernel> kernels;
+};
+static std::map<CUmodule, std::unique_ptr<written>> modules; /* under the lock */
+
+static size_t bytes_of_library(const void *image) {
+    const auto *head = (const Elf64_Ehdr *)image;
+    return memcmp(head->e_ident, ELFMAG, SELFMAG) == 0 &&
+                   (head->e_machine == EM_X86_64 || head->e_machine == EM_AARCH64)
+               ? head->e_shoff + (size_t)head->e_shnum * head->e_shentsize
+               : 0;
+}
 static CUresult load(CUmodule *module, const void *image) {
     *module = (CUmodule)(uintptr_t)image;
+    size_t bytes = bytes_of_library(image);
+    if (bytes == 0)
+        return CUDA_SUCCESS;
+    if (fails_in("cuModuleLoadData"))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    char path[] = "/tmp/tutti-standin-XXXXXX"; /* another name each time: the loader goes by names */
+    int file = mkstemp(path);
+    void *library =
+        file >= 0 && write(file, image, bytes) == (ssize_t)bytes ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : nullptr;
+    if (file >= 0) {
+        close(file);
+        unlink(path);
+    }
+    if (library == nullptr)
+        return 200; /* invalid image */
+    std::lock_guard<std::mutex> held(lock);
+    *module = (CUmodule)library;
+    modules[*module].reset(new written{ library, {} });
     return CUDA_SUCCESS;
 }
-static CUresult unload(CUmodule) {
+static CUresult unload(CUmodule module) {
+    std::lock_guard<std::mutex> held(lock);
+    auto found = modules.find(module);
+    if (found != modules.end()) {
+        dlclose(found->second->library);
+        modules.erase(found);
+    }
     return CUDA_SUCCESS;
 }
-static CUresult find(CUfunction *function, CUmodule, const char *name) {
-    *function = (CUfunction)(void *)emulated::find(name);
+static CUresult find(CUfunction *function, CUmodule module, const char *name) {
+    if (fails_in("cuModuleGetFunction"))
+        return CUDA_ERROR_INVALID_HANDLE;
+    std::lock_guard<std::mutex> held(lock);
+    auto found = modules.find(module);
+    *function = nullptr;
+    if (found == modules.end()) {
+        *function = (CUfunction)(void *)emulated::find(name);
+    } else if (void *run = dlsym(found->second->library, name)) {
+        auto &kernel = found->second->kernels[name];
+        kernel = { (emulated::body *)run, 25 * sizeof(void *), false,
+                   (emulated::placer *)dlsym(found->second->library, "standin_here") };
+        *function = (CUfunction)(void *)&kernel;
+    }
     return *function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 static CUresult load_function(CUfunction) {
@@ -479,6 +544,8 @@ static void run_kernel(const emulated::kernel *kernel, unsigned blocks, unsigned
         return emulated::run_fibers(kernel->run, blocks, threads, args);
     for (unsigned block = 0; block < blocks; block++) {
         emulated::here = { (int64_t)block, (int64_t)blocks, (int)threads };
+        if (kernel->place != nullptr)
+            kernel->place((int64_t)block, (int64_t)blocks, (int)threads);
         kernel->run(args);
     }
 }
@@ -487,6 +554,8 @@ static CUresult launch(CUfunction function, unsigned grid_x, unsigned, unsigned,
     const auto *kernel = (const emulated::kernel *)(void *)function;
     if (depth == 0 || contexts[depth - 1] != primary)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (fails_in("cuLaunchKernel"))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     __atomic_fetch_add(&launches, 1, __ATOMIC_RELAXED);
     if (capture_of(stream) == nullptr) {
         run_kernel(kernel, grid_x, block_x, parameters[0]);
