@@ -358,6 +358,7 @@ def main():
     rows = [row for row in rows_of(options.quick) if re.search(options.filter, " ".join(map(str, row)))]
     few = ([("barrier", "f32", 0, "streaming", "clean")] + [("all_reduce", "f32", size, "streaming", "clean") for size in (8, 64 * KIB, MIB)] +
            [("exchange", "f32", size, "streaming", "clean") for size in (64, KIB, 16 * KIB)])
+    few = [row for row in few if re.search(options.filter, " ".join(map(str, row)))]
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         for ranks in [int(word) for word in options.ranks.split(",") if word]:
             measure_ranks(options, ranks, rows, folder, document)

@@ -7,16 +7,17 @@ tutti_status tu_channels_open(tu_channels *channels, tu_collective *state) {
     channels->state = state;
     channels->area = (unsigned char *)state->group->page + sizeof(tu_group_page);
     channels->fragment_bytes = tu_area_fragment_bytes(state->size);
-    channels->sent = calloc((size_t)state->size, sizeof(uint64_t));
-    channels->taken = calloc((size_t)state->size, sizeof(uint64_t));
-    return channels->sent != NULL && channels->taken != NULL
-               ? TUTTI_OK
-               : tu_error_memory("sends and receives", 2 * (size_t)state->size * sizeof(uint64_t));
+    size_t size = (size_t)state->size;
+    channels->sent = calloc(3 * size, sizeof(uint64_t));
+    if (channels->sent == NULL)
+        return tu_error_memory("sends and receives", 3 * size * sizeof(uint64_t));
+    channels->taken = channels->sent + size;
+    channels->seen_taken = channels->taken + size;
+    return TUTTI_OK;
 }
 
 void tu_channels_close(tu_channels *channels) {
     free(channels->sent);
-    free(channels->taken);
 }
 
 /* ---- posting ---- */

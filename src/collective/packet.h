@@ -65,6 +65,7 @@ typedef struct tu_channels {
     unsigned char *area; /* of the group: channels by sender and receiver, then fragments by sender */
     size_t fragment_bytes;
     uint64_t *sent, *taken; /* packets by peer */
+    uint64_t *seen_taken;   /* by peer: how many of this rank's it had taken when that was last looked at */
     struct {
         int peer;
         uint64_t packet; /* free again once the peer has taken it; 0: free */
@@ -84,12 +85,14 @@ static inline unsigned char *tu_fragment(const tu_channels *channels, int sender
 }
 
 /* Where the next packet to `peer` goes; NULL while the ring is full. tu_packet_post makes it visible. */
-static inline tu_packet *tu_packet_next(const tu_channels *channels, int peer) {
+static inline tu_packet *tu_packet_next(tu_channels *channels, int peer) {
     uint64_t sent = channels->sent[peer];
     tu_channel *channel = tu_channel_of(channels, channels->state->rank, peer);
-    /* Pairs with the release in tu_packet_taken: the packet's place has been read. */
-    uint64_t taken = atomic_load_explicit(&channel->taken, memory_order_acquire);
-    return sent - taken < TU_PACKETS ? &channel->packets[sent % TU_PACKETS] : NULL;
+    /* The receiver's word is looked at only when the ring could be full: each look takes the line away from it. Pairs
+     * with the release in tu_packet_taken: the packet's place has been read. */
+    if (sent - channels->seen_taken[peer] >= TU_PACKETS)
+        channels->seen_taken[peer] = atomic_load_explicit(&channel->taken, memory_order_acquire);
+    return sent - channels->seen_taken[peer] < TU_PACKETS ? &channel->packets[sent % TU_PACKETS] : NULL;
 }
 static inline uint64_t tu_packet_post(tu_channels *channels, tu_packet *packet, int peer) {
     uint64_t number = ++channels->sent[peer];

@@ -209,7 +209,8 @@ static tu_operation_info info_of(const journey *this, int index) {
 static void end_records(const journey *this) {
     for (int i = 0; i < this->count; i++)
         if (this->notes[i].over && this->notes[i].ticket != 0) {
-            tu_record_end(this->recorder, this->notes[i].ticket, TUTTI_OK);
+            tu_record_end_well(this->recorder, this->notes[i].ticket, this->notes[i].operation, 0,
+                               this->notes[i].bytes);
             this->notes[i].ticket = 0;
         }
 }
@@ -237,8 +238,50 @@ static tutti_status by_requests(journey *this) {
     return tu_messages_await(this->state, begun, count, TUTTI_OK);
 }
 
+/* A word of a channel, and from which number on it is worth the lock. Only a hint: another thread may take a packet. */
+typedef struct watched {
+    const _Atomic uint64_t *word;
+    uint64_t least;
+} watched;
+
+/* With the lock held: what those that are left wait for, a packet of their source or room in the ring to their target.
+ */
+static int watch(const journey *this, watched *words) {
+    tu_channels *channels = &this->messages->channels;
+    int count = 0, own = this->state->rank;
+    for (const tu_short *note = this->notes; note < this->notes + this->count; note++) {
+        if (note->over)
+            continue;
+        bool sends = note->operation == TU_OPERATION_SEND;
+        const tu_channel *channel =
+            sends ? tu_channel_of(channels, own, note->peer) : tu_channel_of(channels, note->peer, own);
+        uint64_t taken = channels->taken[note->peer];
+        words[count++] = sends ? (watched){ &channel->taken, channels->sent[note->peer] - TU_PACKETS + 1 }
+                               : (watched){ &channel->packets[taken % TU_PACKETS].number, taken + 1 };
+    }
+    return count;
+}
+
+static bool has_changed(const watched *words, int count) {
+    for (int i = 0; i < count; i++) /* relaxed: what is there is read with the lock held */
+        if ((int64_t)(atomic_load_explicit(words[i].word, memory_order_relaxed) - words[i].least) >= 0)
+            return true;
+    return false;
+}
+
+/* With the lock taken here: how many are left, and what for. */
+static int look(journey *this, watched *words, bool *odd) {
+    pthread_mutex_lock(&this->messages->lock);
+    *odd = this->messages->first != NULL; /* another thread's */
+    int left = *odd ? 1 : move_on(this->messages, this->notes, this->count, odd);
+    if (left != 0)
+        left = watch(this, words);
+    pthread_mutex_unlock(&this->messages->lock);
+    return left;
+}
+
 /* A few more looks, between which the others have time; then whatever is left becomes requests. */
-static __attribute__((noinline)) tutti_status wait_for_rest(journey *this, bool odd) {
+static __attribute__((noinline)) tutti_status wait_for_rest(journey *this, watched *words, int left, bool odd) {
     for (int i = 0; i < this->count; i++)
         if (!this->notes[i].over) {
             tu_operation_info info = info_of(this, i);
@@ -246,29 +289,25 @@ static __attribute__((noinline)) tutti_status wait_for_rest(journey *this, bool 
         }
     bool crowded = this->state->spins == 0;
     int64_t until = 0;
-    for (int look = 0; !odd && look < (crowded ? BRIEF_YIELDS : BRIEF_SPINS); look++) {
+    for (int looks = 0; left != 0 && !odd && looks < (crowded ? BRIEF_YIELDS : BRIEF_SPINS); looks++) {
         if (crowded)
             sched_yield();
         else
             tu_pause();
-        pthread_mutex_lock(&this->messages->lock);
-        odd = this->messages->first != NULL; /* another thread's */
-        int left = odd ? 1 : move_on(this->messages, this->notes, this->count, &odd);
-        pthread_mutex_unlock(&this->messages->lock);
-        if (left == 0) {
-            end_records(this);
-            return TUTTI_OK;
+        if (has_changed(words, left)) {
+            left = look(this, words, &odd);
+            continue;
         }
         if (!tu_group_usual(this->state->group))
             break;
-        if (!crowded)
-            continue;
-        int64_t now = tu_clock_now();
-        until = until == 0 ? now + BRIEF_TIME : until;
-        odd = odd || now > until;
+        if (crowded) {
+            int64_t now = tu_clock_now();
+            until = until == 0 ? now + BRIEF_TIME : until;
+            odd = now > until;
+        }
     }
     end_records(this);
-    return by_requests(this);
+    return left == 0 ? TUTTI_OK : by_requests(this);
 }
 
 /* ---- the way in ---- */
@@ -289,11 +328,14 @@ static inline bool run(tu_collective *state, tu_short *notes, int count, tutti_s
                      .count = count };
     this.began = tu_record_time(this.recorder);
     bool odd;
+    watched words[TU_SHORT_MOST];
     int left = move_on(messages, notes, count, &odd);
+    if (left != 0)
+        left = watch(&this, words);
     pthread_mutex_unlock(&messages->lock);
     number(&this);
     record_past(&this);
-    *status = left == 0 ? TUTTI_OK : wait_for_rest(&this, odd);
+    *status = left == 0 ? TUTTI_OK : wait_for_rest(&this, words, left, odd);
     return true;
 }
 
