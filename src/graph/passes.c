@@ -36,6 +36,8 @@ const tu_pass tu_passes[] = {
     { "raise", "puts starts of collectives as early as their inputs allow, in their order", tu_pass_raise, 256 << 20,
       false },
     { "sink", "puts waits as late as their results allow", tu_pass_sink, 0, false },
+    { "late", "behind the last start, puts what waits behind what does not, in the order of the starts", tu_pass_late,
+      0, false },
 };
 
 int tu_pass_count(void) {

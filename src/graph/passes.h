@@ -33,7 +33,7 @@ tu_pass_run tu_pass_fold;
 /* one_shot.c */
 tu_pass_run tu_pass_one_shot, tu_pass_low_contention;
 /* schedule.c */
-tu_pass_run tu_pass_sink, tu_pass_raise, tu_pass_bucket;
+tu_pass_run tu_pass_sink, tu_pass_late, tu_pass_raise, tu_pass_bucket;
 /* hide.c */
 tu_pass_run tu_pass_hide;
 /* matmul.c */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Passes that move collectives: starts up, waits down, neighbours into one. What they decide comes from the graph
- * alone, which is the same on all ranks, and the order of starts never changes, so that ranks stay together.
+ * Passes that move collectives: starts up, waits down, what waits to the end, neighbours into one. What they decide
+ * comes from the graph alone, which is the same on all ranks, and the order of starts never changes, so that ranks stay
+ * together.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -76,6 +77,97 @@ tutti_status tu_pass_sink(tt_graph *graph, size_t bytes) {
         tu_vertex_move(graph, vertex, place);
     }
     return TUTTI_OK;
+}
+
+/* ---- what waits, behind what does not ---- */
+
+/* Vertices that have to stay behind a wait, as they are found one after the other: what they touch. */
+typedef struct late {
+    bool *reads, *writes; /* by the number of the storage */
+    bool acts;            /* one of them does more than compute: those that do keep their order */
+} late;
+
+/* Random numbers, gradients that are set, and the like. Those that say what they write are known by that. */
+static bool acts(const tu_vertex *vertex) {
+    return vertex->entry->flags & TU_IMPURE && !(vertex->entry->flags & TU_NO_KERNEL) && vertex->entry->written == 0 &&
+           !vertex->in_place && !is_wait(vertex);
+}
+
+static bool is_late(const late *of, const tu_vertex *vertex) {
+    bool found = of->acts && acts(vertex);
+    for (int i = 0; i < vertex->operand_count && !found; i++) {
+        const tu_value *value = vertex->operands[i].value;
+        found = value != NULL && (value->mark != 0 || of->writes[value->storage] ||
+                                  (of->reads[value->storage] && tu_vertex_writes(vertex, i)));
+    }
+    return found;
+}
+
+static void add_late(late *of, const tu_vertex *vertex) {
+    of->acts = of->acts || acts(vertex);
+    for (int i = 0; i < vertex->operand_count; i++)
+        if (vertex->operands[i].value != NULL)
+            (tu_vertex_writes(vertex, i) ? of->writes : of->reads)[vertex->operands[i].value->storage] = true;
+    for (int i = 0; i < vertex->result_count; i++)
+        vertex->results[i]->mark = 1;
+}
+
+/* Puts a wait, and all that has to stay behind it, to the end. */
+static void put_late(tt_graph *graph, tu_vertex *wait, const tu_vertex *start, late *of) {
+    memset(of->reads, 0, (size_t)graph->storage_count * sizeof *of->reads);
+    memset(of->writes, 0, (size_t)graph->storage_count * sizeof *of->writes);
+    of->acts = false;
+    for (tu_value *value = graph->values; value != NULL; value = value->next)
+        value->mark = 0;
+    for (int i = 0; i < start->operand_count; i++) /* which the collective reads until then */
+        if (start->operands[i].value != NULL)
+            of->reads[start->operands[i].value->storage] = true;
+    tu_vertex *last = graph->last, *next;
+    for (tu_vertex *vertex = wait; vertex != NULL; vertex = next) {
+        next = vertex != last ? vertex->next : NULL;
+        if (vertex != wait && !is_late(of, vertex))
+            continue;
+        add_late(of, vertex);
+        tu_vertex_move(graph, vertex, NULL);
+    }
+}
+
+static tu_vertex *behind_starts(const tt_graph *graph) {
+    tu_vertex *vertex = graph->last;
+    while (vertex != NULL && !tu_vertex_communicates(vertex))
+        vertex = vertex->before;
+    return vertex != NULL ? vertex->next : NULL;
+}
+
+/* Behind the last start only: before it memory that is in flight would be held for longer. */
+tutti_status tu_pass_late(tt_graph *graph, size_t bytes) {
+    (void)bytes;
+    size_t count = 0, room = (size_t)graph->vertex_count + 1, storages = (size_t)graph->storage_count + 1;
+    tu_vertex **waits = malloc(room * sizeof(tu_vertex *));
+    const tu_vertex **starts = malloc(room * sizeof(tu_vertex *));
+    late of = { malloc(storages * sizeof(bool)), malloc(storages * sizeof(bool)), false };
+    bool made = waits != NULL && starts != NULL && of.reads != NULL && of.writes != NULL;
+    tu_graph_number(graph);
+    for (tu_vertex *vertex = made ? behind_starts(graph) : NULL; vertex != NULL; vertex = vertex->next) {
+        const tu_vertex *start = is_wait(vertex) ? start_of(vertex) : NULL;
+        size_t place = count;
+        if (start == NULL)
+            continue;
+        for (; place > 0 && starts[place - 1]->position > start->position; place--) {
+            starts[place] = starts[place - 1];
+            waits[place] = waits[place - 1];
+        }
+        starts[place] = start;
+        waits[place] = vertex;
+        count++;
+    }
+    for (size_t i = 0; made && i < count; i++)
+        put_late(graph, waits[i], starts[i], &of);
+    free(waits);
+    free(starts);
+    free(of.reads);
+    free(of.writes);
+    return made ? TUTTI_OK : tu_error_memory("a pass", room * sizeof *waits);
 }
 
 /* ---- starts up ---- */

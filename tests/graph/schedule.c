@@ -59,7 +59,7 @@ static int write_what_is_sent(tt_tensor_list inputs, tt_tensor **outputs, void *
 TEST_WORLD(a_wait_stays_above_what_writes_the_collectives_input, 2) {
     tt_scope scope = tt_scope_open();
     tutti_group *group = tutti_world_group(world);
-    tt_graph *graph = check_passes(write_what_is_sent, group, (const char *[]){ "sink", "raise", NULL });
+    tt_graph *graph = check_passes(write_what_is_sent, group, (const char *[]){ "sink", "raise", "late", NULL });
     check_text(graph, "graph(x: f32 [4, 3]):\n"
                       "    all_reduce: f32 [4, 3] = all_reduce(x, reduction=sum, group=0)\n"
                       "    neg: f32 [4, 3] = neg(x)\n"
@@ -67,6 +67,46 @@ TEST_WORLD(a_wait_stays_above_what_writes_the_collectives_input, 2) {
                       "    mul_(x, 2)\n"
                       "    add: f32 [4, 3] = add(all_reduce, neg)\n"
                       "    return (add)\n");
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+/* As an optimizer does, which goes over parameters in their order, while their gradients came in the other. */
+static int optimize(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
+    tt_tensor *x = inputs.at[0], *first = tt_all_reduce(tt_sin(x), TUTTI_SUM, group);
+    tt_tensor *second = tt_all_reduce(tt_cos(x), TUTTI_SUM, group);
+    tt_tensor *apart = tt_neg(x), *row = tt_slice(x, 0, 1, 2, 1);
+    tt_add_(row, tt_slice(second, 0, 0, 1, 1));
+    outputs[0] = tt_mul_scalar(second, 2);
+    outputs[1] = tt_mul_scalar(first, 3);
+    outputs[2] = tt_exp(apart);
+    outputs[3] = tt_add(outputs[0], outputs[1]);
+    outputs[4] = tt_abs(x); /* after what was written */
+    return 5;
+}
+
+TEST_WORLD(behind_the_last_start_what_waits_comes_last_and_in_the_order_of_the_starts, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_graph *graph = check_passes(optimize, group, (const char *[]){ "sink", "late", NULL });
+    check_text(graph, "graph(x: f32 [4, 3]):\n"
+                      "    sin: f32 [4, 3] = sin(x)\n"
+                      "    all_reduce: f32 [4, 3] = all_reduce(sin, reduction=sum, group=0)\n"
+                      "    cos: f32 [4, 3] = cos(x)\n"
+                      "    all_reduce_1: f32 [4, 3] = all_reduce(cos, reduction=sum, group=0)\n"
+                      "    neg: f32 [4, 3] = neg(x)\n"
+                      "    slice: f32 [1, 3] offset 3 = slice(x, dim=0, start=1, end=2, step=1)\n"
+                      "    slice_1: f32 [1, 3] = slice(all_reduce_1, dim=0, start=0, end=1, step=1)\n"
+                      "    exp: f32 [4, 3] = exp(neg)\n"
+                      "    wait(all_reduce)\n"
+                      "    mul_scalar_1: f32 [4, 3] = mul_scalar(all_reduce, number=3)\n"
+                      "    wait(all_reduce_1)\n"
+                      "    add_(slice, slice_1)\n"
+                      "    mul_scalar: f32 [4, 3] = mul_scalar(all_reduce_1, number=2)\n"
+                      "    abs: f32 [4, 3] = abs(x)\n"
+                      "    add: f32 [4, 3] = add(mul_scalar, mul_scalar_1)\n"
+                      "    return (mul_scalar, mul_scalar_1, exp, add, abs)\n");
     tt_graph_release(&graph);
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(group, NULL));
