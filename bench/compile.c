@@ -11,7 +11,8 @@
  * on two ranks of one thread each; what it takes longer than without reductions is the communication that is exposed.
  *
  * Bounds stand beside the figures: what a copy of the chain's bytes takes, and its arithmetic on elements that stay in
- * the cache; and the matrix products of the GPT step alone, with the share of the machine's fma that they use.
+ * the cache; the matrix products of the GPT step alone, with the share of the machine's fma that they use; and its
+ * floor: these products, attention, and a copy of as many bytes as everything else has to read and write at least.
  */
 #include <tutti/compile.h>
 #include <tutti/parallel.h>
@@ -114,6 +115,12 @@ static double copy_round(double bytes) {
     return taken;
 }
 
+/* What a copy takes of more bytes than should lie in memory for it. */
+static double copy_time(double bytes) {
+    double some = 1 << 27;
+    return copy_round(some) * bytes / some;
+}
+
 /* The chain on as many elements, but always the same few, which stay in the second cache of each core. */
 static double arithmetic_round(int threads) {
     static tt_compiled *compiled;
@@ -176,6 +183,38 @@ static double products_round(double *operations) {
     return taken;
 }
 
+/* Attention of all layers, forward and backward, on heads that lie as its kernels like them best. */
+static double attention_round(void) {
+    static tt_tensor *heads[3], *grad;
+    tt_scope scope = tt_scope_open();
+    tt_dims shape = tt_shape(BATCH, HEADS, LENGTH, WIDTH / HEADS);
+    for (int i = 0; i < 3 && heads[i] == NULL; i++)
+        heads[i] = tt_keep(tt_parameter(tt_randn(shape, TUTTI_F32, NULL), true));
+    if (grad == NULL)
+        grad = tt_keep(tt_randn(shape, TUTTI_F32, NULL));
+    double start = now();
+    for (int layer = 0; layer < LAYERS; layer++) {
+        tt_scope inner = tt_scope_open();
+        tt_backward(tt_attention(heads[0], heads[1], heads[2], true, 0), grad);
+        for (int i = 0; i < 3; i++)
+            tt_set_grad(heads[i], NULL);
+        check(tt_scope_close(&inner));
+    }
+    double taken = now() - start;
+    check(tt_scope_close(&scope));
+    return taken;
+}
+
+/* Bytes that the step reads and writes besides, if each operator's tensors went through memory once and nothing was
+ * computed: AdamW (four read, three written) and the norm of the gradients, the loss and its gradient, norms, gelu,
+ * and sums over gradients for biases. */
+static double floor_bytes(void) {
+    double parameters = 2.0 * VOCABULARY * WIDTH + LENGTH * WIDTH + 12.0 * LAYERS * WIDTH * WIDTH,
+           logits = (double)PLACES * VOCABULARY, wide = (double)PLACES * WIDTH;
+    double of_layer = 2 * (2 + 3) * wide /* norms */ + (2 + 3) * 4 * wide /* gelu */ + 9 * wide /* biases */;
+    return 4 * (8 * parameters + 3 * logits + LAYERS * of_layer);
+}
+
 static void print_row(const char *name, const char *what, double seconds, double than, const char *of) {
     printf("%-10s %-28s %10.2f ms", name, what, seconds * 1e3);
     if (than > 0)
@@ -192,6 +231,7 @@ enum {
     THEIRS_COMPILED,
     COPY,
     BOUND, /* the chain's arithmetic, the step's products */
+    FLOOR, /* of the step */
     SIDES
 };
 
@@ -231,6 +271,8 @@ static void measure(int which, int rounds, int threads) {
         figures[BLOCKS][i] = one_call(which, blocks);
         figures[COPY][i] = cases[which].moved > 0 ? copy_round(cases[which].moved) : 0;
         figures[BOUND][i] = cases[which].moved > 0 ? arithmetic_round(threads) : products_round(&operations);
+        figures[FLOOR][i] =
+            cases[which].moved > 0 ? 0 : figures[BOUND][i] + attention_round() + copy_time(floor_bytes());
         rest(threads);
         figures[THEIRS][i] = ask_about("eager", name);
         figures[THEIRS_COMPILED][i] = ask_about("compiled", name);
@@ -244,6 +286,10 @@ static void measure(int which, int rounds, int threads) {
     if (of[COPY] > 0)
         print_row(name, "a copy of its bytes", of[COPY], of[COMPILED], "compiled");
     print_bound(which, of[BOUND], of[EAGER], operations, threads);
+    if (of[FLOOR] > 0) {
+        print_row(name, "its floor", of[FLOOR], of[EAGER], "one by one");
+        print_row(name, "compiled, against the floor", of[COMPILED], of[FLOOR], "the floor");
+    }
     if (of[THEIRS] > 0)
         print_row(name, "PyTorch eager", of[THEIRS], 0, "");
     if (of[THEIRS_COMPILED] > 0)

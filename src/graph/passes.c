@@ -22,6 +22,8 @@ const tu_pass tu_passes[] = {
     { "fold", "computes now what depends on no input", tu_pass_fold, 1 << 20, false },
     { "common", "computes once what is computed twice", tu_pass_common, 0, false },
     { "copies", "takes the original in the place of a copy where nobody can tell", tu_pass_copies, 0, false },
+    { "parts", "writes parts into one tensor in the place of adding tensors that are 0 elsewhere", tu_pass_parts, 0,
+      false },
     { "hide", "finds collectives that products beside them hide, which the next two leave alone", tu_pass_hide, 0,
       true },
     { "gather_matmul", "fuses an all-gather with the matrix products of what it gathers", tu_pass_gather_matmul, 0,

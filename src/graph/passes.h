@@ -34,6 +34,8 @@ tu_pass_run tu_pass_fold;
 tu_pass_run tu_pass_one_shot, tu_pass_low_contention;
 /* schedule.c */
 tu_pass_run tu_pass_sink, tu_pass_late, tu_pass_raise, tu_pass_bucket;
+/* parts.c */
+tu_pass_run tu_pass_parts;
 /* hide.c */
 tu_pass_run tu_pass_hide;
 /* matmul.c */

@@ -63,6 +63,24 @@ static bool same_layout(const tu_shape *left, const tu_shape *right) {
     return left->ndim == right->ndim;
 }
 
+/* Dense rows in their order, however far apart: all of a tensor, or a part of one. */
+static bool has_rows_in_order(const tu_shape *shape) {
+    int64_t inner = 1;
+    for (int i = shape->ndim - 1; i >= 0; i--) {
+        if (shape->sizes[i] == 1)
+            continue;
+        if (i == shape->ndim - 1 ? shape->strides[i] != 1 : shape->strides[i] < inner)
+            return false;
+        inner = shape->strides[i];
+    }
+    return true;
+}
+
+static bool same_sizes(const tu_shape *left, const tu_shape *right) {
+    return left->ndim == right->ndim &&
+           memcmp(left->sizes, right->sizes, (size_t)left->ndim * sizeof *left->sizes) == 0;
+}
+
 /* Elements of its own in each place. */
 static bool is_expanded(const tu_shape *shape) {
     for (int i = 0; i < shape->ndim; i++)
@@ -75,7 +93,8 @@ static bool is_expanded(const tu_shape *shape) {
 static bool is_plain_copy(const tu_vertex *vertex) {
     const tu_value *from = vertex->operands[vertex->in_place ? 1 : 0].value;
     const tu_value *to = vertex->in_place ? vertex->operands[0].value : vertex->results[0];
-    return from == NULL || same_layout(&from->shape, &to->shape);
+    return from == NULL || same_layout(&from->shape, &to->shape) ||
+           (same_sizes(&from->shape, &to->shape) && has_rows_in_order(&from->shape) && has_rows_in_order(&to->shape));
 }
 
 static kind kind_of(const tu_vertex *vertex) {

@@ -118,6 +118,121 @@ TEST_WORLD(ordinary_collectives_become_functional_ones_with_a_copy, 2) {
     CHECK_OK(tutti_barrier(group, NULL));
 }
 
+/* ---- sums of parts ---- */
+
+static tt_tensor *among_zeros(tt_tensor *part, int64_t start) {
+    tt_tensor *whole = tt_zeros(tt_shape(2, 9), TUTTI_F32, NULL);
+    tt_copy_(tt_narrow(whole, 1, start, 3), part);
+    return whole;
+}
+
+/* Signs of zeros are seen in what they divide. */
+static int all_parts(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *x = inputs.at[0], *last = among_zeros(tt_neg(x), 6), *middle = among_zeros(x, 3);
+    outputs[0] = tt_reciprocal(tt_add(tt_add(last, middle), among_zeros(tt_relu(tt_neg(x)), 0)));
+    return 1;
+}
+
+static int some_parts(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *x = inputs.at[0];
+    outputs[0] = tt_add(among_zeros(x, 0), among_zeros(tt_neg(x), 5));
+    return 1;
+}
+
+TEST(parts_among_zeros_are_written_into_one_tensor_and_not_added) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = named(tt_sub(values("", tt_shape(2, 3)), tt_number(0.5)), "x");
+    tt_graph *graph = capture(all_parts, NULL, x, PASSES("parts"));
+    check_text(graph, "graph(x: f32 [2, 3]):\n"
+                      "    neg: f32 [2, 3] = neg(x)\n"
+                      "    empty: f32 [2, 9] = empty(shape=[2, 9], dtype=f32, device=cpu)\n"
+                      "    narrow: f32 [2, 3] strides [9, 1] offset 6 = narrow(empty, dim=1, start=6, length=3)\n"
+                      "    add_scalar: f32 [2, 3] = add_scalar(neg, number=0)\n"
+                      "    copy_(narrow, add_scalar)\n"
+                      "    narrow_1: f32 [2, 3] strides [9, 1] offset 3 = narrow(empty, dim=1, start=3, length=3)\n"
+                      "    add_scalar_1: f32 [2, 3] = add_scalar(x, number=0)\n"
+                      "    copy_(narrow_1, add_scalar_1)\n"
+                      "    neg_1: f32 [2, 3] = neg(x)\n"
+                      "    relu: f32 [2, 3] = relu(neg_1)\n"
+                      "    narrow_2: f32 [2, 3] strides [9, 1] = narrow(empty, dim=1, start=0, length=3)\n"
+                      "    add_scalar_2: f32 [2, 3] = add_scalar(relu, number=0)\n"
+                      "    copy_(narrow_2, add_scalar_2)\n"
+                      "    reciprocal: f32 [2, 9] = reciprocal(empty)\n"
+                      "    return (reciprocal)\n");
+    check_run(graph, all_parts, NULL, x);
+    tt_graph_release(&graph);
+    graph = capture(some_parts, NULL, x, PASSES("parts"));
+    CHECK_EQ(tt_graph_count_of(graph, "full"), 1);
+    CHECK_EQ(tt_graph_count_of(graph, "add"), 0);
+    check_run(graph, some_parts, NULL, x);
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+static int overlapping_parts(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[0] = tt_add(among_zeros(inputs.at[0], 0), among_zeros(tt_neg(inputs.at[0]), 2));
+    return 1;
+}
+
+static int a_part_that_is_read_again(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *first = among_zeros(inputs.at[0], 0);
+    outputs[0] = tt_add(first, among_zeros(inputs.at[0], 3));
+    outputs[1] = tt_neg(first);
+    return 2;
+}
+
+static int a_part_that_is_returned(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[1] = among_zeros(inputs.at[0], 6);
+    outputs[0] = tt_add(among_zeros(inputs.at[0], 3), outputs[1]);
+    return 2;
+}
+
+static int a_part_that_is_written_behind_the_sum(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *first = among_zeros(inputs.at[0], 0);
+    outputs[0] = tt_add(first, among_zeros(inputs.at[0], 3));
+    tt_copy_(tt_narrow(first, 1, 0, 3), tt_neg(inputs.at[0]));
+    outputs[1] = tt_neg(first);
+    return 2;
+}
+
+static int other_dimensions(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *x = inputs.at[0], *row = tt_zeros(tt_shape(2, 9), TUTTI_F32, NULL);
+    tt_copy_(tt_narrow(row, 0, 1, 1), tt_number(3));
+    outputs[0] = tt_add(among_zeros(x, 0), row);
+    return 1;
+}
+
+static int ones_around(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *ones = tt_full(tt_shape(2, 9), 1, TUTTI_F32, NULL);
+    tt_copy_(tt_narrow(ones, 1, 0, 3), inputs.at[0]);
+    outputs[0] = tt_add(ones, among_zeros(inputs.at[0], 3));
+    return 1;
+}
+
+TEST(parts_that_somebody_else_needs_or_that_overlap_are_added) {
+    static tt_compile_function *const functions[] = { overlapping_parts,       a_part_that_is_read_again,
+                                                      a_part_that_is_returned, a_part_that_is_written_behind_the_sum,
+                                                      other_dimensions,        ones_around };
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        tt_scope scope = tt_scope_open();
+        tt_tensor *x = values("x", tt_shape(2, 3));
+        tt_graph *graph = capture(functions[i], NULL, x, PASSES("parts"));
+        CHECK_EQ(tt_graph_count_of(graph, "add"), 1);
+        CHECK_EQ(tt_graph_count_of(graph, "full"), 2);
+        check_run(graph, functions[i], NULL, x);
+        tt_graph_release(&graph);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+}
+
 /* ---- collectives in place ---- */
 
 static int steals(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
