@@ -670,11 +670,12 @@ static void write_joined(const writing *now, int64_t blocks, int64_t parts) {
         const char *word = fold_word(line), *suffix = tu_emit_suffix(out_of(now, line)->dtype);
         fprintf(now->to, "                    %s f%d = %s_%s::first();\n", type_of(out_of(now, line)->dtype), line->out,
                 word, suffix);
-        fprintf(now->to,
-                "                    for (int64_t i = part * %lldll; i < (part + 1) * %lldll && i < %lldll; i++)\n",
-                (long long)of_part, (long long)of_part, (long long)blocks);
-        fprintf(now->to, "                        f%d = %s_%s::step(f%d, s%d[i]);\n", line->out, word, suffix,
-                line->out, line->out);
+        fprintf(now->to, "                    UNROLL\n                    for (int k = 0; k < %lld; k++)\n",
+                (long long)of_part);
+        fprintf(now->to, "                        if (part * %lldll + k < %lldll)\n", (long long)of_part,
+                (long long)blocks);
+        fprintf(now->to, "                            f%d = %s_%s::step(f%d, s%d[part * %lldll + k]);\n", line->out,
+                word, suffix, line->out, line->out, (long long)of_part);
         fprintf(now->to, "                    HAD(h%d)[0] = %s_%s::step(HAD(h%d)[0], f%d);\n", line->out, word, suffix,
                 line->out, line->out);
     }

@@ -55,6 +55,27 @@ TU_EXTREMES(f32)
 TU_EXTREMES(f64)
 #undef TU_EXTREMES
 
+/* left / right for a right between 1 and 2^60 and a left that is no larger than that in magnitude; where left is tiny
+ * (below 2^-100), right is a power of two. A GPU divides by the same steps that its compiler writes, without asking
+ * whether numbers are out of the ordinary, which costs branches: with these they are not, and for a power of two every
+ * step is exact but the last. */
+#ifdef __CUDACC__
+TU_LANE vec_f32 tu_tame_ratio_f32(vec_f32 left, vec_f32 right) {
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(right));
+    inverse = tu_fma_f32(inverse, tu_fma_f32(-right, inverse, 1.0f), inverse);
+    float ratio = left * inverse;
+    return tu_fma_f32(inverse, tu_fma_f32(-right, ratio, left), ratio);
+}
+#else
+TU_LANE vec_f32 tu_tame_ratio_f32(vec_f32 left, vec_f32 right) {
+    return left / right;
+}
+#endif
+TU_LANE vec_f64 tu_tame_ratio_f64(vec_f64 left, vec_f64 right) {
+    return left / right;
+}
+
 /* ---- powers of two ----
  *
  * Adding 1.5 * 2^23 (2^52 for f64) to a small number rounds it to an integer, which then stands in the low bits. */
@@ -434,7 +455,7 @@ TU_LANE vec_f32 tu_tanh_f32(vec_f32 x) {
     vec_f32 exponent, remainder, twice = tu_lesser_f32(TU_K32(20.0f), TU_K32(2.0f) * tu_abs_f32(x));
     vec_f32 more = tu_exp_parts_f32(twice, &exponent, &remainder), power = tu_power_of_two_f32(exponent);
     vec_f32 exponential = tu_fma_f32(power, remainder + more, power - TU_K32(1.0f));
-    return tu_copysign_f32(exponential / (exponential + TU_K32(2.0f)), x);
+    return tu_copysign_f32(tu_tame_ratio_f32(exponential, exponential + TU_K32(2.0f)), x);
 }
 TU_LANE vec_f64 tu_tanh_f64(vec_f64 x) {
     vec_f64 exponent, remainder, twice = tu_lesser_f64(TU_K64(42.0), TU_K64(2.0) * tu_abs_f64(x));
@@ -445,8 +466,8 @@ TU_LANE vec_f64 tu_tanh_f64(vec_f64 x) {
 
 /* The exponential is at most 1, so that nothing overflows and small results keep their digits. */
 TU_LANE vec_f32 tu_sigmoid_f32(vec_f32 x) {
-    vec_f32 exponential = tu_exp_f32(-tu_abs_f32(x)), one = TU_K32(1.0f);
-    return TU_SELECT(x < TU_K32(0.0f), exponential, one) / (one + exponential);
+    vec_f32 exponential = tu_exp_below_f32(-tu_abs_f32(x)), one = TU_K32(1.0f);
+    return tu_tame_ratio_f32(TU_SELECT(x < TU_K32(0.0f), exponential, one), one + exponential);
 }
 TU_LANE vec_f64 tu_sigmoid_f64(vec_f64 x) {
     vec_f64 exponential = tu_exp_f64(-tu_abs_f64(x)), one = TU_K64(1.0);
@@ -454,12 +475,12 @@ TU_LANE vec_f64 tu_sigmoid_f64(vec_f64 x) {
 }
 
 /* sigmoid(x), and what is missing to 1, with all its digits too. */
-#define TU_SIGMOID_PAIR(suffix)                                                                      \
-    TU_LANE vec_##suffix tu_sigmoid_pair_##suffix(vec_##suffix x, vec_##suffix *rest) {              \
-        vec_##suffix exponential = tu_exp_##suffix(-tu_abs_##suffix(x)), one = tu_splat_##suffix(1); \
-        vec_##suffix larger = one / (one + exponential), smaller = exponential * larger;             \
-        *rest = TU_SELECT(x < tu_splat_##suffix(0), larger, smaller);                                \
-        return TU_SELECT(x < tu_splat_##suffix(0), smaller, larger);                                 \
+#define TU_SIGMOID_PAIR(suffix)                                                                               \
+    TU_LANE vec_##suffix tu_sigmoid_pair_##suffix(vec_##suffix x, vec_##suffix *rest) {                       \
+        vec_##suffix exponential = tu_exp_below_##suffix(-tu_abs_##suffix(x)), one = tu_splat_##suffix(1);    \
+        vec_##suffix larger = tu_tame_ratio_##suffix(one, one + exponential), smaller = exponential * larger; \
+        *rest = TU_SELECT(x < tu_splat_##suffix(0), larger, smaller);                                         \
+        return TU_SELECT(x < tu_splat_##suffix(0), smaller, larger);                                          \
     }
 TU_SIGMOID_PAIR(f32)
 TU_SIGMOID_PAIR(f64)
@@ -469,7 +490,7 @@ TU_SIGMOID_PAIR(f64)
 
 /* Q(z) exp(z^2 / 2) for a distance z >= 0, where Q is the share of the normal distribution above z. */
 TU_LANE vec_f32 tu_mills_f32(vec_f32 distance) {
-    vec_f32 inverse = TU_K32(1.0f) / tu_fma_f32(distance, TU_K32(0.3f), TU_K32(1.0f));
+    vec_f32 inverse = tu_tame_ratio_f32(TU_K32(1.0f), tu_fma_f32(distance, TU_K32(0.3f), TU_K32(1.0f)));
     vec_f32 fit = tu_fma_f32(inverse, TU_K32(-0x1.51e4ep-6f), TU_K32(0x1.cc88fep-4f));
     fit = tu_fma_f32(fit, inverse, TU_K32(-0x1.d36152p-3f));
     fit = tu_fma_f32(fit, inverse, TU_K32(0x1.88c5eap-3f));
