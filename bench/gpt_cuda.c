@@ -4,12 +4,14 @@
  * bench/gpt_cuda_peer.py measures the same with PyTorch.
  *
  *     build/release/bench/gpt_cuda bf16 | f32 | parts
+ *     build/release/bench/gpt_cuda bf16 | f32 compiled      the whole step as one compiled function
  */
 #define GPT_SIZES LAYERS = 12, WIDTH = 768, HEADS = 12, LENGTH = 1024, BATCH = 8, VOCABULARY = 50257
 #include "gpt.h"
 
 #include <string.h>
 
+#include <tutti/compile.h>
 #include <tutti/streams.h>
 
 #include "measure.h"
@@ -20,6 +22,53 @@ static tutti_device device = TUTTI_CUDA;
 static int failed(const char *name) {
     printf("%s: %s\n", name, tutti_error_message());
     return 1;
+}
+
+static tt_compiled *compiled; /* NULL: operators are called */
+
+static int whole_step(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *loss = tt_cross_entropy(forward(inputs.at[0]), inputs.at[1], -100);
+    tt_backward(loss, NULL);
+    outputs[0] = tt_detach(loss);
+    tt_optimizer_step(optimizer);
+    tt_optimizer_zero_grad(optimizer);
+    return 1;
+}
+
+static bool step_compiled(double taken[4]) {
+    tt_scope scope = tt_scope_open();
+    tt_synchronize(device);
+    double begin = now();
+    tt_compiled_call(compiled, tt_tensors(batch[0], batch[1]));
+    double enqueued = now();
+    tt_synchronize(device);
+    taken[0] = 1e3 * (enqueued - begin);
+    taken[3] = 1e3 * (now() - begin);
+    return tt_scope_close(&scope) == TUTTI_OK;
+}
+
+static int measure_compiled(tutti_dtype dtype) {
+    gpt_dtype = dtype;
+    make_gpt();
+    double whole[ROUNDS], host[ROUNDS], taken[4], first = 0;
+    if (!tt_compile(whole_step, NULL, TUTTI_OPTIONS(tt_compile_options, .name = "gpt", .full = true), &compiled))
+        return failed("gpt");
+    for (int i = -3; i < ROUNDS; i++) {
+        if (!step_compiled(taken))
+            return failed("gpt");
+        first = i == -3 ? taken[3] : first;
+        if (i >= 0)
+            whole[i] = taken[3], host[i] = taken[0];
+    }
+    tt_device_memory memory = TT_DEVICE_MEMORY_INIT;
+    if (tt_device_memory_get(device, &memory) != TUTTI_OK)
+        return failed("memory");
+    printf("gpt %-4s compiled step %8.2f ms   host %8.2f ms   peak %zu MiB   first call %.2f s\n",
+           tutti_dtype_name(dtype), median(whole, ROUNDS), median(host, ROUNDS), memory.peak_allocated >> 20,
+           first / 1e3);
+    tt_compiled_release(&compiled);
+    return 0;
 }
 
 /* Milliseconds of each phase of one step: forward, backward, optimizer, all. */
@@ -138,6 +187,8 @@ int main(int argc, char **argv) {
         result = failed("device");
     else if (strcmp(what, "parts") == 0)
         result = measure_parts(TUTTI_BF16) != 0 || measure_parts(TUTTI_F32) != 0;
+    else if (argc > 2)
+        result = measure_compiled(strcmp(what, "f32") == 0 ? TUTTI_F32 : TUTTI_BF16);
     else
         result = measure_step(strcmp(what, "f32") == 0 ? TUTTI_F32 : TUTTI_BF16);
     if (tt_scope_close(&scope) != TUTTI_OK)

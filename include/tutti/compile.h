@@ -26,6 +26,12 @@
  * tensors inside the function are part of that graph and run on the host during the capture only; hooks on its inputs
  * run as ever. Nobody can differentiate a compiled backward once more.
  *
+ * With `replay` a call on a GPU is noted as a CUDA graph after two calls as ever, and runs as that from then on, on the
+ * stream that it was noted for. Arguments are copied into places of the graph, results out of it; other tensors must
+ * lie where they lay, or it is noted anew. What depends on the host at each call (random numbers, optimizer steps,
+ * tensors of the CPU, effects, writes into inputs, results that require grad) runs as ever, with one warning that says
+ * why; with `full` it is TUTTI_ERROR_CAPTURE.
+ *
  * What cannot be captured (a function that reads elements on the host, say) runs as it is, once with a warning that
  * says why; with `full` it is an error. Ranks that share a group agree on its collectives before an entry first runs.
  */
@@ -56,6 +62,7 @@ typedef struct tt_compile_options {
     const char *skip; /* names of passes to leave out, separated by commas, without limits; NULL: none */
     const char *with; /* names of passes that run only where they are asked for, "one_shot=65536"; NULL: none */
     const char *name; /* in messages and names of files; NULL: "function" */
+    bool replay;      /* on a GPU: from the third call on as a CUDA graph, one launch for all of it; see below */
 } tt_compile_options;
 #define TT_COMPILE_OPTIONS_INIT TUTTI_DEFAULTS(tt_compile_options)
 /* TT_COMPILE_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
@@ -109,6 +116,7 @@ typedef struct tt_compiled_counts {
     int eager;                 /* calls that ran the function itself */
     int64_t hits;              /* calls that found what they needed */
     int misses[TT_MISS_KINDS]; /* calls that did not, by the first guard that failed of what ran last */
+    int64_t replays;           /* calls of entries that are kept which ran as a CUDA graph */
 } tt_compiled_counts;
 #define TT_COMPILED_COUNTS_INIT TUTTI_DEFAULTS(tt_compiled_counts)
 /* TT_COMPILED_COUNTS_INIT as a function: zeroes `size` bytes and sets the field. */

@@ -411,7 +411,9 @@ static tutti_status build(const attempt *of, tu_entry *entry) {
     how.number = compiled->counts.captures;
     tu_recipe_look_around(&how, &compiled->twin);
     tutti_status status = tu_build_entry(entry, &how);
-    return status == TUTTI_OK ? make_guards(of, entry) : status;
+    if (status == TUTTI_OK)
+        status = make_guards(of, entry);
+    return status == TUTTI_OK && compiled->options.replay ? tu_replay_make(entry, compiled->options.full) : status;
 }
 
 /* Whether the function runs as it is instead: it cannot be captured, or eager code would say what is wrong with its
@@ -772,6 +774,8 @@ bool tt_compiled_count(const tt_compiled *compiled, tt_compiled_counts *counts) 
     pthread_mutex_t *lock = (pthread_mutex_t *)&compiled->lock;
     pthread_mutex_lock(lock);
     tt_compiled_counts own = compiled->counts;
+    for (const tu_entry *entry = compiled->entries; entry != NULL; entry = entry->next)
+        own.replays += atomic_load_explicit(&entry->replays, memory_order_relaxed);
     pthread_mutex_unlock(lock);
     return tu_pending_take(tu_result_copy("tt_compiled_counts", &own, sizeof own, counts)) == TUTTI_OK;
 }

@@ -16,6 +16,7 @@ tu_entry *tu_entry_hold(tu_entry *entry) {
 void tu_entry_drop(tu_entry *entry) {
     if (entry == NULL || atomic_fetch_sub_explicit(&entry->references, 1, memory_order_acq_rel) != 1)
         return;
+    tu_replay_end(entry->replay);
     tu_program_release(entry->run_forward);
     tu_program_release(entry->run_backward);
     tu_comparison_end(entry->compare_forward);

@@ -119,6 +119,8 @@ typedef struct tu_partial {
     bool arrived[]; /* one per tangent */
 } tu_partial;
 
+typedef struct tu_replay tu_replay;
+
 typedef struct tu_entry {
     atomic_int references; /* the function's, one per call under way, one per node */
     struct tu_entry *next;
@@ -129,6 +131,8 @@ typedef struct tu_entry {
     tu_program *run_forward, *run_backward;
     int source_count;
     tu_backward_source *sources;                              /* one per input of the backward that the split made */
+    tu_replay *replay;                                        /* NULL: every call runs as ever */
+    atomic_llong replays;                                     /* calls that ran as a graph of the device */
     struct tu_comparison *compare_forward, *compare_backward; /* with eager, at each call; or NULL */
     tu_pattern *pattern;                                      /* for other sizes; or NULL */
     bool is_variant;                                          /* it was made from a pattern */
@@ -163,6 +167,14 @@ tutti_status tu_build_partial(tu_entry *entry, const bool *arrived, tu_partial *
 tutti_status tu_entry_compute(tu_entry *entry, tt_direction direction, tt_tensor *const *inputs, tt_tensor **outputs);
 /* Runs an entry on its inputs; results belong to the scope (run.c). */
 tutti_status tu_entry_run(tu_entry *entry, tt_tensor *const *inputs, tt_tensor **results);
+
+/* ---- replay as a graph of the device (replay.c) ---- */
+
+/* Makes the entry ready for it. What cannot be replayed is an error with `full`, else a warning. */
+tutti_status tu_replay_make(tu_entry *entry, bool full);
+void tu_replay_end(tu_replay *replay);
+/* Runs the forward so, where that is possible now: *ran tells. */
+tutti_status tu_replay_try(tu_entry *entry, tt_tensor *const *inputs, tt_tensor **outputs, bool *ran);
 
 /* ---- agreement (agree.c) ---- */
 

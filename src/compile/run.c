@@ -239,8 +239,13 @@ tutti_status tu_entry_run(tu_entry *entry, tt_tensor *const *given, tt_tensor **
     if (inputs == NULL || outputs == NULL)
         return TUTTI_ERROR_MEMORY;
     memset(outputs, 0, output_count * sizeof *outputs);
+    bool ran = false;
     tutti_status status = fetch_more(entry, given, inputs);
-    if (status == TUTTI_OK)
+    if (status == TUTTI_OK && entry->replay != NULL)
+        status = tu_replay_try(entry, inputs, outputs, &ran);
+    if (ran)
+        atomic_fetch_add_explicit(&entry->replays, 1, memory_order_relaxed);
+    else if (status == TUTTI_OK)
         status = tu_entry_compute(entry, TT_FORWARD, inputs, outputs);
     if (status == TUTTI_OK && entry->backward != NULL)
         status = attach(entry, inputs, outputs);

@@ -303,6 +303,7 @@ TEST(structs_of_tensor_h_stay_as_they_are) {
     AT(tt_compile_options, skip, 24);
     AT(tt_compile_options, with, 32);
     AT(tt_compile_options, name, 40);
+    AT(tt_compile_options, replay, 48);
     AT(tt_compiled_counts, size, 0);
     AT(tt_compiled_counts, captures, 8);
     AT(tt_compiled_counts, entries, 12);
@@ -311,6 +312,7 @@ TEST(structs_of_tensor_h_stay_as_they_are) {
     AT(tt_compiled_counts, eager, 24);
     AT(tt_compiled_counts, hits, 32);
     AT(tt_compiled_counts, misses, 40);
+    AT(tt_compiled_counts, replays, 88);
     AT(tt_backward_cache_options, size, 0);
     AT(tt_backward_cache_options, full, 8);
     AT(tt_backward_counts, size, 0);
