@@ -5,36 +5,15 @@
  * NVSHMEM and the driver (TEST_STANDIN), and on a GPU, where collectives are compared with the CPU's.
  */
 #include <dlfcn.h>
-#include <tutti/backend.h>
-#include <tutti/collective.h>
-#include <tutti/memory.h>
+#include <signal.h>
 #include <tutti/named.h>
-#include <tutti/peers.h>
-#include <unistd.h>
 
-#include "../harness.h"
+#include "../backends.h"
 
 static const tutti_memory_options on_gpu = { .size = sizeof on_gpu, .device = TUTTI_CUDA };
 
-static bool is_standin(void) {
-    return getenv("TEST_STANDIN") != NULL;
-}
-
-static int rank_count(void) {
-    const char *ranks = getenv("TEST_GPU_RANKS");
-    return ranks != NULL ? atoi(ranks) : 3;
-}
-
-static void need(bool gpu) {
-    const char *folder = getenv("TUTTI_PLUGIN_PATH");
-    char path[4096];
-    snprintf(path, sizeof path, "%s/libtutti-nvshmem.so", folder != NULL ? folder : ".");
-    if (gpu && is_standin())
-        SKIP("the stand-in of the driver knows no collectives");
-    if (!is_standin() && access("/dev/nvidiactl", F_OK) != 0)
-        SKIP("no GPU on this machine");
-    if (access(path, F_OK) != 0)
-        SKIP("the backend nvshmem was not built");
+static void need(void) {
+    backends_need("nvshmem", false);
     if (dlopen("libnvshmem_host.so.3", RTLD_LAZY) == NULL)
         SKIP("NVSHMEM is not installed");
 }
@@ -95,8 +74,8 @@ static void carve_alone(tutti_world *world, void *argument) {
 }
 
 TEST(blocks_are_carved_and_freed_by_each_rank_alone_and_meet_at_any_offset) {
-    need(false);
-    test_processes(rank_count(), carve_alone, NULL);
+    need();
+    test_processes(backends_ranks(), carve_alone, NULL);
     _exit(0); /* the driver keeps descriptors and threads of its own */
 }
 
@@ -118,9 +97,9 @@ static void fill_and_grow(tutti_world *world, void *argument) {
 }
 
 TEST(a_full_heap_is_out_of_memory_that_names_the_setting_and_it_grows) {
-    need(false);
+    need();
     setenv("TUTTI_NVSHMEM_HEAP", "16M", 1);
-    test_processes(rank_count(), fill_and_grow, NULL);
+    test_processes(backends_ranks(), fill_and_grow, NULL);
     _exit(0);
 }
 
@@ -145,8 +124,8 @@ static void meet_in_parts(tutti_world *world, void *argument) {
 }
 
 TEST(sub_groups_meet_alone_as_often_as_they_like) {
-    need(false);
-    test_processes(rank_count(), meet_in_parts, NULL);
+    need();
+    test_processes(backends_ranks(), meet_in_parts, NULL);
     _exit(0);
 }
 
@@ -158,7 +137,7 @@ static void refuse_threads(tutti_world *world, void *argument) {
 }
 
 TEST(ranks_that_are_threads_are_told_that_nvshmem_takes_processes) {
-    need(false);
+    need();
     test_threads(2, refuse_threads, NULL);
     _exit(0);
 }
@@ -173,7 +152,7 @@ static void open_twice(tutti_world *world, void *argument) {
 }
 
 TEST(heap_and_peers_of_two_ranks) {
-    need(false);
+    need();
     test_processes(2, open_twice, NULL);
     _exit(0);
 }
@@ -227,9 +206,9 @@ static void make_teams(tutti_world *world, void *argument) {
 }
 
 TEST(any_group_has_a_team_that_is_kept_until_there_are_too_many) {
-    need(false);
+    need();
     setenv("TUTTI_NVSHMEM_TEAMS", "1", 1);
-    test_processes(rank_count(), make_teams, NULL);
+    test_processes(backends_ranks(), make_teams, NULL);
     _exit(0);
 }
 
@@ -254,8 +233,8 @@ static void open_ill(tutti_world *world, void *argument) {
 }
 
 static void be_ill(illness illness) {
-    need(false);
-    if (!is_standin())
+    need();
+    if (!backends_standin())
         SKIP("only a stand-in can be made ill");
     setenv("STANDIN_NVSHMEM", illness.name, 1);
     test_processes(3, open_ill, &illness);
@@ -263,7 +242,7 @@ static void be_ill(illness illness) {
 }
 
 TEST(a_library_that_is_too_old_is_refused_by_its_version) {
-    be_ill((illness){ "old", TUTTI_ERROR_UNSUPPORTED, "NVSHMEM 3.2.5 is too old" });
+    be_ill((illness){ "old", TUTTI_ERROR_BACKEND, "NVSHMEM 3.2.5 is too old" });
 }
 
 TEST(a_library_that_does_not_start_says_what_to_look_at) {
@@ -290,8 +269,8 @@ static void grow_unevenly(tutti_world *world, void *argument) {
 }
 
 TEST(a_heap_that_cannot_grow_on_one_rank_stays_as_it_was_on_all) {
-    need(false);
-    if (!is_standin())
+    need();
+    if (!backends_standin())
         SKIP("only a stand-in can be made so");
     setenv("STANDIN_NVSHMEM", "small", 1);
     test_processes(3, grow_unevenly, NULL);
@@ -312,15 +291,126 @@ static void open_limited(tutti_world *world, void *argument) {
 }
 
 TEST(processes_that_share_a_gpu_without_mps_have_memory_and_signals_but_no_teams) {
-    need(false);
-    if (!is_standin())
+    need();
+    if (!backends_standin())
         SKIP("only a stand-in can be made so");
     setenv("STANDIN_NVSHMEM", "limited", 1);
     test_processes(3, open_limited, NULL);
     _exit(0);
 }
 
-/* ---- collectives, on a GPU ---- */
+/* ---- the environment ---- */
+
+static void expect_variable(const char *name, const char *expected) {
+    const char *found = getenv(name);
+    if (expected == NULL ? found != NULL : found == NULL || strcmp(found, expected) != 0)
+        FAIL("%s is %s, not %s", name, found != NULL ? found : "unset", expected != NULL ? expected : "unset");
+}
+
+static void open_mapped(tutti_world *world, void *argument) {
+    const char *const(*expected)[2] = argument;
+    open_backend(world);
+    for (int i = 0; expected[i][0] != NULL; i++)
+        expect_variable(expected[i][0], expected[i][1]);
+}
+
+static void map_environment(const char *const (*given)[2], const char *const (*expected)[2]) {
+    static const char *const known[] = { "NCCL_SOCKET_IFNAME",  "NCCL_IB_HCA",
+                                         "NCCL_IB_GID_INDEX",   "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME",
+                                         "NVSHMEM_HCA_LIST",    "NVSHMEM_ENABLE_NIC_PE_MAPPING",
+                                         "NVSHMEM_IB_GID_INDEX" };
+    need();
+    if (!backends_standin())
+        SKIP("the interfaces of the test are none of this machine's");
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        unsetenv(known[i]);
+    for (int i = 0; given[i][0] != NULL; i++)
+        setenv(given[i][0], given[i][1], 1);
+    test_processes(2, open_mapped, (void *)(uintptr_t)expected);
+    _exit(0);
+}
+
+TEST(what_nccl_was_told_about_the_network_is_told_to_nvshmem) {
+    static const char *const given[][2] = { { "NCCL_SOCKET_IFNAME", "=eth7" },
+                                            { "NCCL_IB_HCA", "mlx5_0,mlx5_1" },
+                                            { "NCCL_IB_GID_INDEX", "3" },
+                                            { NULL, NULL } };
+    static const char *const expected[][2] = { { "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "eth7" },
+                                               { "NVSHMEM_HCA_LIST", "mlx5_0,mlx5_1" },
+                                               { "NVSHMEM_ENABLE_NIC_PE_MAPPING", "1" },
+                                               { "NVSHMEM_IB_GID_INDEX", "3" },
+                                               { NULL, NULL } };
+    map_environment(given, expected);
+}
+
+TEST(what_nvshmem_was_told_itself_stays_and_what_it_cannot_be_told_is_left_out) {
+    static const char *const given[][2] = { { "NCCL_SOCKET_IFNAME", "eth7" },
+                                            { "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "eth8" },
+                                            { "NCCL_IB_HCA", "^mlx5_3" },
+                                            { NULL, NULL } };
+    static const char *const expected[][2] = { { "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME", "eth8" },
+                                               { "NVSHMEM_HCA_LIST", NULL },
+                                               { "NVSHMEM_ENABLE_NIC_PE_MAPPING", NULL },
+                                               { "NVSHMEM_IB_GID_INDEX", NULL },
+                                               { NULL, NULL } };
+    map_environment(given, expected);
+}
+
+/* ---- a rank that dies inside of NVSHMEM ---- */
+
+/* The stand-in kills PE 1 in the call that the test names; the others wait there for it. */
+static tutti_status open_and_grow(tutti_world *world, void *argument) {
+    const char *where = argument;
+    tutti_call patient = TUTTI_CALL_INIT;
+    patient.timeout_ns = INT64_C(600000000000); /* it is the death that ends the wait */
+    tutti_status status = tutti_backend_open(world, "nvshmem", &patient);
+    if (status == TUTTI_OK && strcmp(where, "dies growing") == 0)
+        status = tutti_backend_grow(world, "nvshmem", 1 << 20, &patient);
+    else if (status == TUTTI_OK) {
+        int32_t team;
+        static const int ranks[] = { 0, 1 };
+        tutti_group *pair;
+        CHECK_OK(tutti_group_new(world, ranks, 2, NULL, &pair));
+        if (pair != TUTTI_NON_GROUP_MEMBER)
+            status = tutti_backend_team(pair, "nvshmem", &patient, &team);
+        if (pair == TUTTI_NON_GROUP_MEMBER)
+            _exit(0);
+    }
+    CHECK_EQ(status, TUTTI_ERROR_DEAD);
+    tutti_memory *memory; /* and nothing more is asked of it */
+    CHECK(tutti_backend_open(world, "nvshmem", NULL) != TUTTI_OK);
+    if (strcmp(where, "dies opening") == 0)
+        CHECK(tutti_memory_set_backend(world, TUTTI_CUDA, "nvshmem") != TUTTI_OK ||
+              tutti_memory_alloc(world, 4096, &on_gpu, &memory) != TUTTI_OK);
+    _exit(0);
+}
+
+static void die(const char *where) {
+    need();
+    if (!backends_standin())
+        SKIP("only a stand-in dies where it is told to");
+    setenv("STANDIN_NVSHMEM", where, 1);
+    CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 3, open_and_grow, (void *)(uintptr_t)where), TUTTI_ERROR_DEAD);
+    _exit(0);
+}
+
+TEST(a_rank_that_dies_while_nvshmem_starts_is_told_to_the_others) {
+    die("dies starting");
+}
+
+TEST(a_rank_that_dies_while_the_heap_is_made_is_told_to_the_others) {
+    die("dies opening");
+}
+
+TEST(a_rank_that_dies_while_the_heap_grows_is_told_to_the_others) {
+    die("dies growing");
+}
+
+TEST(a_rank_that_dies_while_a_team_is_made_is_told_to_its_members) {
+    die("dies teaming");
+}
+
+/* ---- collectives ---- */
 
 static void read_back(tutti_peers *peers, size_t offset, void *to, size_t bytes) {
     CHECK_OK(tutti_peers_get(peers, tutti_peers_rank(peers), offset, to, bytes, NULL));
@@ -364,14 +454,14 @@ static void reduce_and_gather(tutti_world *world, void *argument) {
 }
 
 TEST(collectives_have_the_bits_of_the_cpu_where_blocks_lie_alike) {
-    need(true);
-    test_processes(rank_count(), reduce_and_gather, &(bool){ false });
+    need();
+    test_processes(backends_ranks(), reduce_and_gather, &(bool){ false });
     _exit(0);
 }
 
 TEST(collectives_have_the_bits_of_the_cpu_where_blocks_lie_apart) {
-    need(true);
-    test_processes(rank_count(), reduce_and_gather, &(bool){ true });
+    need();
+    test_processes(backends_ranks(), reduce_and_gather, &(bool){ true });
     _exit(0);
 }
 
@@ -400,7 +490,7 @@ static void give_module(tutti_world *world, void *argument) {
 }
 
 TEST(a_module_of_the_program_is_made_ready_for_the_functions_of_nvshmem) {
-    need(true);
+    need();
     const char *path = getenv("TEST_NVSHMEM_MODULE");
     if (path == NULL || access(path, R_OK) != 0)
         SKIP("no kernels that are linked with NVSHMEM's device library");
@@ -408,15 +498,22 @@ TEST(a_module_of_the_program_is_made_ready_for_the_functions_of_nvshmem) {
     _exit(0);
 }
 
+/* Where the blocks of the ranks lie. */
+enum {
+    ALIKE,
+    APART,     /* at different offsets */
+    NOT_MAPPED /* so that nobody can load from them */
+};
+
 static void exchange_rows(tutti_world *world, void *argument) {
-    const bool apart = *(const bool *)argument;
+    const int where = *(const int *)argument;
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_world_rank(world), size = tutti_world_size(world);
     tutti_memory *memory, *other = NULL;
     tutti_peers *peers;
     size_t rows = 64, splits_at = 2 * rows * sizeof(float);
     open_backend(world);
-    if (apart && rank == 0)
+    if (where == APART && rank == 0)
         CHECK_OK(tutti_memory_alloc(world, 1 << 20, &on_gpu, &other)); /* so that offsets differ */
     CHECK_OK(tutti_memory_alloc(world, 65536, &on_gpu, &memory));
     CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
@@ -437,9 +534,9 @@ static void exchange_rows(tutti_world *world, void *argument) {
     layout.dtype = TUTTI_F32;
     tutti_status status =
         tutti_all_to_all_vdev(group, &layout, (int64_t *)(data + splits_at), (int64_t *)(data + splits_at + 512), NULL);
-    if (apart) { /* peers pull from where the input lies, and cannot */
+    if (where == NOT_MAPPED) { /* peers pull from where the input lies, and cannot */
         CHECK_EQ(status, TUTTI_ERROR_UNSUPPORTED);
-        CHECK_MESSAGE("same offset");
+        CHECK_MESSAGE("must be mapped");
         tutti_peers_release(peers);
         tutti_memory_release(memory);
         tutti_memory_release(other);
@@ -463,16 +560,101 @@ static void exchange_rows(tutti_world *world, void *argument) {
     CHECK_OK(tutti_barrier(group, NULL));
     tutti_peers_release(peers);
     tutti_memory_release(memory);
+    tutti_memory_release(other);
 }
 
 TEST(rows_whose_splits_are_data_go_where_the_splits_say) {
-    need(true);
-    test_processes(rank_count(), exchange_rows, &(bool){ false });
+    need();
+    test_processes(backends_ranks(), exchange_rows, &(int){ ALIKE });
+    _exit(0);
+}
+
+TEST(rows_are_pulled_from_blocks_at_different_offsets) {
+    need();
+    test_processes(backends_ranks(), exchange_rows, &(int){ APART });
     _exit(0);
 }
 
 TEST(rows_that_peers_cannot_pull_are_refused_with_the_reason) {
-    need(true);
-    test_processes(rank_count(), exchange_rows, &(bool){ true });
+    need();
+    setenv("TUTTI_NVSHMEM_MAP", "0", 1);
+    test_processes(backends_ranks(), exchange_rows, &(int){ NOT_MAPPED });
+    _exit(0);
+}
+
+/* Rows to experts and back: what comes back is what went out. */
+static void shuffle_to_experts_and_back(tutti_world *world, void *argument) {
+    const int where = *(const int *)argument;
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_world_rank(world), size = tutti_world_size(world), experts = 3, slots = size * experts;
+    tutti_memory *memory, *other = NULL;
+    tutti_peers *peers;
+    enum {
+        ROWS = 256,
+        SPLITS = 3 * ROWS * (int)sizeof(int32_t)
+    };
+    open_backend(world);
+    if (where == APART && rank == 0)
+        CHECK_OK(tutti_memory_alloc(world, 1 << 20, &on_gpu, &other));
+    CHECK_OK(tutti_memory_alloc(world, 65536, &on_gpu, &memory));
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    char *data = tutti_memory_data(memory);
+    int32_t in[ROWS], out[3 * ROWS];
+    int64_t splits[3 * 16], got[2 * 3 * 16], back[2 * 3 * 16], total = 0;
+    for (int i = 0; i < ROWS; i++)
+        in[i] = rank * 1000 + i;
+    for (int i = 0; i < slots; i++) { /* slot (target, expert); some are empty */
+        splits[i] = (rank + i) % 4;
+        total += splits[i];
+    }
+    CHECK_OK(tutti_peers_put(peers, rank, 0, in, sizeof in, NULL));
+    CHECK_OK(tutti_peers_put(peers, rank, SPLITS, splits, sizeof(int64_t) * (size_t)slots, NULL));
+    tutti_rows forth = TUTTI_ROWS_INIT, again;
+    forth.in = data;
+    forth.in_rows = ROWS;
+    forth.out = data + ROWS * sizeof(int32_t);
+    forth.out_rows = ROWS;
+    forth.dtype = TUTTI_I32;
+    int64_t *there = (int64_t *)(void *)(data + SPLITS + 4096), *home = (int64_t *)(void *)(data + SPLITS + 8192);
+    CHECK_OK(tutti_all_to_all_vdev_2d(group, &forth, experts, 8, (int64_t *)(void *)(data + SPLITS), there, NULL));
+    again = forth;
+    again.in = forth.out;
+    again.out = data + 2 * ROWS * sizeof(int32_t);
+    CHECK_OK(tutti_all_to_all_vdev_2d_offset(group, &again, experts, there, home, NULL));
+    read_back(peers, 0, out, sizeof out);
+    read_back(peers, SPLITS + 4096, got, sizeof(int64_t) * 2 * (size_t)slots);
+    read_back(peers, SPLITS + 8192, back, sizeof(int64_t) * 2 * (size_t)slots);
+    CHECK_OK(tutti_group_check(group));
+    for (int expert = 0; expert < experts; expert++) {
+        CHECK_EQ(got[slots + expert * size] % 8, 0); /* each expert begins aligned */
+        for (int source = 0; source < size; source++) {
+            int slot = expert * size + source, theirs = rank * experts + expert;
+            int64_t before = 0;
+            for (int i = 0; i < theirs; i++)
+                before += (source + i) % 4;
+            CHECK_EQ(got[slot], (source + theirs) % 4);
+            for (int64_t i = 0; i < got[slot]; i++)
+                CHECK_EQ(out[ROWS + got[slots + slot] + i], source * 1000 + before + i);
+        }
+    }
+    for (int i = 0; i < slots; i++)
+        CHECK_EQ(back[i], splits[i]);
+    for (int64_t i = 0; i < total; i++)
+        CHECK_EQ(out[2 * ROWS + i], in[i]);
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+    tutti_memory_release(other);
+}
+
+TEST(rows_go_to_experts_by_aligned_places_and_back) {
+    need();
+    test_processes(backends_ranks(), shuffle_to_experts_and_back, &(int){ ALIKE });
+    _exit(0);
+}
+
+TEST(rows_go_to_experts_and_back_from_blocks_at_different_offsets) {
+    need();
+    test_processes(backends_ranks(), shuffle_to_experts_and_back, &(int){ APART });
     _exit(0);
 }

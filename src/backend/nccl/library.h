@@ -105,6 +105,7 @@ typedef struct tu_nccl_window {
     X(0, ncclGetLastError, const char *, (ncclComm_t comm))                                                          \
     X(0, ncclCommInitRankConfig, ncclResult_t,                                                                       \
       (ncclComm_t * comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config))                                \
+    X(0, ncclCommSplit, ncclResult_t, (ncclComm_t comm, int color, int key, ncclComm_t *made, ncclConfig_t *config)) \
     X(0, ncclCommGetAsyncError, ncclResult_t, (ncclComm_t comm, ncclResult_t * error))                               \
     X(0, ncclCommFinalize, ncclResult_t, (ncclComm_t comm))                                                          \
     X(0, ncclCommDestroy, ncclResult_t, (ncclComm_t comm))                                                           \

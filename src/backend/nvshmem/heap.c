@@ -32,6 +32,15 @@ void tu_nvshmem_slabs_free(tu_nvshmem *nvshmem) {
     atomic_store_explicit(&nvshmem->slab_count, 0, memory_order_release);
 }
 
+bool tu_nvshmem_in_heap(const tu_nvshmem *nvshmem, const void *pointer, size_t bytes) {
+    for (int i = 0; i < tu_nvshmem_slab_count(nvshmem); i++) {
+        uintptr_t begin = (uintptr_t)nvshmem->slabs[i].base, at = (uintptr_t)pointer;
+        if (at >= begin && at - begin <= nvshmem->slabs[i].bytes && nvshmem->slabs[i].bytes - (at - begin) >= bytes)
+            return true;
+    }
+    return false;
+}
+
 /* There is a gap before and after each block at most: room for all of them is made when a block is, so that giving back
  * cannot fail. */
 static bool make_room(tu_nvshmem_slab *slab) {

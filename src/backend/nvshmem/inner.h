@@ -112,6 +112,11 @@ typedef struct tu_nvshmem_map {
     tu_cuda_map cuda; /* first: base and stride, where the members lie evenly; base 0: they do not */
     char **places;    /* what stands for each member's block in NVSHMEM's calls: an address of this rank's own heap */
     int *pes;
+    /* Where the members' blocks lie in one slab, at different offsets: the slab of all members, and this rank's offset
+     * in it. Kernels that hand addresses over reach them so. base 0: they do not. */
+    tu_cuda_map slab;
+    tu_backend_map slab_map;
+    size_t slab_offset;
     CUdeviceptr members; /* tu_nvshmem_member[count], of a signal area whose members do not lie evenly; 0: none */
 } tu_nvshmem_map;
 
@@ -133,6 +138,8 @@ tutti_status tu_nvshmem_carve(tu_nvshmem *nvshmem, size_t bytes, size_t alignmen
                               size_t *offset);
 void tu_nvshmem_give_back(tu_nvshmem *nvshmem, int slab, size_t offset, size_t bytes);
 void tu_nvshmem_slabs_free(tu_nvshmem *nvshmem);
+/* Whether bytes lie in this rank's heap; takes no lock. */
+bool tu_nvshmem_in_heap(const tu_nvshmem *nvshmem, const void *pointer, size_t bytes);
 /* How many slabs there are, for whoever does not hold the lock. */
 static inline int tu_nvshmem_slab_count(const tu_nvshmem *nvshmem) {
     return atomic_load_explicit(&nvshmem->slab_count, memory_order_acquire); /* pairs with tu_nvshmem_slab_add */

@@ -32,12 +32,6 @@ static __device__ __forceinline__ uint64_t *barrier_counter(const tu_nvshmem_sig
     return (uint64_t *)args.own + 5ull * args.channels * args.size + args.channel;
 }
 
-static __device__ __forceinline__ uint64_t load_acquire(const uint64_t *word) {
-    uint64_t value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-}
-
 /* Tells one member; after everything that this rank put there before. */
 static __device__ void tell(const tu_nvshmem_signal_args &args, int member, row row, uint64_t value) {
     const tu_nvshmem_member *to = (const tu_nvshmem_member *)args.members + member;
@@ -48,7 +42,7 @@ static __device__ void tell(const tu_nvshmem_signal_args &args, int member, row 
 /* Waits until *word has reached `value`; false: a fault, or no more time. */
 static __device__ bool await(const tu_nvshmem_signal_args &args, const uint64_t *word, uint64_t value, int peer) {
     uint64_t deadline = global_time() + args.timeout_ns;
-    for (uint32_t spins = 0; (int64_t)(load_acquire(word) - value) < 0; spins++) {
+    for (uint32_t spins = 0; (int64_t)(load_acquire64(word) - value) < 0; spins++) {
         if ((spins & 63) != 63)
             continue;
         if (has_fault(args.group))
@@ -86,7 +80,7 @@ static __device__ void wait_signal(const tu_nvshmem_signal_args &args) {
 }
 
 static __device__ void test_signal(const tu_nvshmem_signal_args &args) {
-    bool there = load_acquire(word_at(args, args.own, SENT, args.peer)) > *counter_at(args, args.peer, 1) &&
+    bool there = load_acquire64(word_at(args, args.own, SENT, args.peer)) > *counter_at(args, args.peer, 1) &&
                  !has_fault(args.group);
     if (there)
         take_signal(args);
@@ -121,7 +115,7 @@ static __device__ void set_word(const tu_nvshmem_signal_args &args) {
 static __device__ void await_word(const tu_nvshmem_signal_args &args) {
     uint64_t found, deadline = global_time() + args.timeout_ns;
     for (uint32_t spins = 0;; spins++) {
-        found = load_acquire((const uint64_t *)args.word);
+        found = load_acquire64((const uint64_t *)args.word);
         if (args.kind == TU_CUDA_SIGNAL_AWAIT_EQUAL ? found == args.value : found >= args.value)
             return;
         if ((spins & 63) != 63)

@@ -90,7 +90,8 @@ typedef struct tu_nvshmem_library {
 #undef X
 } tu_nvshmem_library;
 
-/* The process's, loaded at the first call; lent. UNSUPPORTED where there is none, or it is too old or broken. */
+/* The process's, loaded at the first call; lent. NOT_FOUND: there is none; BACKEND: it is too old or broken; says which
+ * and what to install. */
 tutti_status tu_nvshmem_library_get(const tu_backend_host *host, const tu_nvshmem_library **library);
 
 #endif

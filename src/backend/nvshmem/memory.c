@@ -4,8 +4,9 @@
  * which offset of which slab each block lies. A member whose heap is mapped here has an address; another is reached by
  * rank and offset (remote.c).
  *
- * Members whose blocks lie at the same offset are mapped once more, evenly, where their heaps can be (alias.c): then
- * the kernels of the CUDA backend use them where they lie. Else collectives stage, and signals are NVSHMEM's.
+ * Members whose blocks lie in one slab are mapped once more, evenly, where their heaps can be (alias.c): then the
+ * collectives of the CUDA backend use them where they lie, and, where they lie at the same offset, its signals too.
+ * Else collectives stage, and signals are NVSHMEM's.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -200,27 +201,44 @@ static tutti_status place_member(tu_nvshmem *nvshmem, tu_nvshmem_map *map, int m
     return TUTTI_OK;
 }
 
-/* Whether all members can be reached evenly: by what they say, and so with the same answer on all. */
-static bool is_even(const tu_backend_ticket *tickets, int count) {
+/* How the members can be reached: by what they say, and so with the same answer on all. */
+typedef enum reach {
+    APART,    /* some are not mapped, or lie in different slabs */
+    IN_SLAB,  /* all lie in one slab, at different offsets */
+    AT_OFFSET /* … and at one offset */
+} reach;
+
+static reach find_reach(const tu_backend_ticket *tickets, int count) {
     tu_nvshmem_ticket first, other;
+    reach reach = AT_OFFSET;
     memcpy(&first, tickets[0].bytes, sizeof first);
     for (int i = 0; i < count; i++) {
         memcpy(&other, tickets[i].bytes, sizeof other);
-        if (other.slab != first.slab || other.offset != first.offset || other.even == 0)
-            return false;
+        if (other.slab != first.slab || other.even == 0)
+            return APART;
+        if (other.offset != first.offset)
+            reach = IN_SLAB;
     }
-    return true;
+    return reach;
 }
 
-static tutti_status map_evenly(tu_nvshmem *nvshmem, tu_nvshmem_map *map, tutti_group *group,
-                               const tu_nvshmem_block *own) {
+static tutti_status map_slab(tu_nvshmem *nvshmem, tu_nvshmem_map *map, tutti_group *group, const tu_nvshmem_block *own,
+                             reach reach) {
     uint64_t base, stride;
     tutti_status status = tu_nvshmem_alias_get(nvshmem, group, own->slab, map->cuda.count, map->pes, &base, &stride);
-    if (status == TUTTI_OK) {
+    if (status != TUTTI_OK)
+        return status;
+    if (reach == AT_OFFSET) {
         map->cuda.base = base + own->offset;
         map->cuda.stride = stride;
+        return TUTTI_OK;
     }
-    return status;
+    map->slab = map->cuda; /* the lists are the other's */
+    map->slab.base = base;
+    map->slab.stride = stride;
+    map->slab_map.handle = &map->slab;
+    map->slab_offset = own->offset;
+    return TUTTI_OK;
 }
 
 /* Whether one address could reach all members: by what they say, and so with the same answer on all. */
@@ -264,8 +282,9 @@ static tutti_status import_blocks(void *state, tutti_group *group, const tu_back
         status = place_member(nvshmem, map, i, &tickets[i], block->bytes, &addresses[i]);
     if (status == TUTTI_OK) {
         addresses[rank] = own->address;
-        if (is_even(tickets, count))
-            status = map_evenly(nvshmem, map, group, block);
+        reach reach = find_reach(tickets, count);
+        if (reach != APART)
+            status = map_slab(nvshmem, map, group, block, reach);
     }
     if (wants_multicast(tickets, count)) {
         tutti_status met = find_multicast(nvshmem, map, group, status != TUTTI_OK, &multicast);

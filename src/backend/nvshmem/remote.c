@@ -113,15 +113,6 @@ static tutti_status take_bounce(tu_nvshmem *nvshmem, CUstream stream) {
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(&nvshmem->cuda, result, "ordering bytes on their way");
 }
 
-static bool in_heap(const tu_nvshmem *nvshmem, const void *pointer, size_t bytes) {
-    for (int i = 0; i < tu_nvshmem_slab_count(nvshmem); i++) {
-        uintptr_t begin = (uintptr_t)nvshmem->slabs[i].base, at = (uintptr_t)pointer;
-        if (at >= begin && at - begin <= nvshmem->slabs[i].bytes && nvshmem->slabs[i].bytes - (at - begin) >= bytes)
-            return true;
-    }
-    return false;
-}
-
 /* One transfer with a member that has no address here: `place` stands for its bytes, `mine` are this rank's. */
 typedef struct transfer {
     char *place, *mine;
@@ -175,7 +166,7 @@ static tutti_status run_transfer(const tu_backend_peers *peers, const transfer *
     status = tu_cuda_enter(&nvshmem->cuda, nvshmem->device);
     if (status != TUTTI_OK)
         return status;
-    if (in_heap(nvshmem, transfer->mine, transfer->bytes)) {
+    if (tu_nvshmem_in_heap(nvshmem, transfer->mine, transfer->bytes)) {
         move(nvshmem, transfer, transfer->mine, 0, transfer->bytes);
     } else {
         pthread_mutex_lock(&nvshmem->heap_lock);

@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The kernels of libtutti's CUDA backend for the stand-in driver: their threads run as fibers, since they meet each
- * other and other ranks.
+ * The kernels of libtutti's backends for GPUs for the stand-in driver: their threads run as fibers, since they meet
+ * each other and other ranks.
  */
 #include "words.hpp"
 
 #include "kernels.cu"
+#include "nvshmem.h"
+
+namespace with_nvshmem {
+#include "backend/nvshmem/kernels.cu"
+}
+using with_nvshmem::tutti_nvshmem_signal;
 
 #include "emulate.hpp"
 #include "fibers.hpp"
@@ -21,3 +27,4 @@ void run_fibers(body *run, unsigned blocks, unsigned threads, const void *args) 
                                                      emulated_entry<function>::bytes, true);
 #define KERNEL(id, name) KERNEL_OF(name)
 #include "kernels.def"
+KERNEL_OF(tutti_nvshmem_signal)

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A stand-in for the CUDA driver, as a library libcuda.so.1: one GPU whose memory is the host's and whose kernels are
- * those of tensors and of the backend, compiled for the CPU. Everything is over when a call returns, but an event may
- * be told not to be: standin_events_are_ready(0). Memory that ranks share is a file in memory, so that ranks may be
- * processes too; a capture keeps what it was given and runs it when its graph is launched. With it tests of tensors on
- * cuda run where there is no GPU; what it does not know fails.
+ * those of tensors and of the backends, compiled for the CPU. Everything is over when a call returns, but an event may
+ * be told not to be: standin_events_are_ready(0); and streams can be held up: standin_cuda_hold(1) until
+ * standin_cuda_hold(-1). Memory that ranks share is a file in memory, so that ranks may be processes too; a capture
+ * keeps what it was given and runs it when its graph is launched. With STANDIN_GPUS=own every rank that asks sees a GPU
+ * of its own, as NCCL wants it. With it tests of tensors, NCCL and NVSHMEM run where there is no GPU; what it does not
+ * know fails.
  */
 #include <atomic>
 #include <cstdio>
@@ -110,7 +112,9 @@ static CUresult attribute(int *value, int which, CUdevice) {
     return CUDA_SUCCESS;
 }
 static CUresult uuid(CUuuid *found, CUdevice) {
-    memset(found, 7, sizeof *found);
+    static std::atomic<int> asked;
+    const char *gpus = getenv("STANDIN_GPUS");
+    memset(found, gpus != nullptr && strcmp(gpus, "own") == 0 ? 8 + asked++ % 200 : 7, sizeof *found);
     return CUDA_SUCCESS;
 }
 static CUresult bus(char *id, int bytes, CUdevice) {
@@ -288,6 +292,17 @@ static CUresult retain_memory(CUmemGenericAllocationHandle *handle, void *addres
     return CUDA_SUCCESS;
 }
 
+/* The piece of memory that an address lies in, as it was mapped. */
+static CUresult address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
+    std::lock_guard<std::mutex> held(lock);
+    auto found = mapped.upper_bound(address);
+    if (found == mapped.begin() || address >= (--found)->first + found->second.first)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *base = found->first;
+    *bytes = found->second.first;
+    return CUDA_SUCCESS;
+}
+
 template <class Value>
 static bool lies_in(const std::map<CUdeviceptr, Value> &places, CUdeviceptr address,
                     size_t (*bytes_of)(const Value &)) {
@@ -340,6 +355,39 @@ static CUresult give(CUstream stream, std::function<void()> what) {
     return CUDA_SUCCESS;
 }
 
+/* For stand-ins of libraries that put work into streams: 1 where the stream is captured, and `run` will be called with
+ * a copy of the argument when the graph is launched; 0: the caller shall do it now. */
+extern "C" __attribute__((visibility("default"))) int standin_cuda_give(CUstream stream, void (*run)(void *),
+                                                                        const void *argument, size_t bytes) {
+    auto into = capture_of(stream);
+    if (into == nullptr)
+        return 0;
+    auto copy = std::shared_ptr<void>(malloc(bytes), free);
+    memcpy(copy.get(), argument, bytes);
+    into->given.push_back([=] { run(copy.get()); });
+    return 1;
+}
+
+/* ---- streams that are held up: nothing counts as over, and marks are not made ---- */
+
+static std::mutex hold_lock;
+static int holders;                             /* under hold_lock */
+static std::vector<std::function<void()>> kept; /* likewise */
+
+extern "C" __attribute__((visibility("default"))) void standin_cuda_hold(int more) {
+    std::lock_guard<std::mutex> held(hold_lock);
+    holders += more;
+    if (holders > 0)
+        return;
+    for (auto &each : kept)
+        each();
+    kept.clear();
+}
+static bool is_held() {
+    std::lock_guard<std::mutex> held(hold_lock);
+    return holders > 0;
+}
+
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
     return give(stream, [=] { memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes); });
 }
@@ -379,6 +427,9 @@ static CUresult stream_id(CUstream stream, unsigned long long *id) {
 }
 static CUresult of_stream(CUstream stream) {
     return capture_of(stream) != nullptr ? 900 : CUDA_SUCCESS;
+}
+static CUresult query_stream(CUstream stream) {
+    return is_held() ? (CUresult)CUDA_ERROR_NOT_READY : of_stream(stream);
 }
 static CUresult capture_info(CUstream stream, int *status, unsigned long long *id, void **, const void **, size_t *) {
     auto into = capture_of(stream);
@@ -457,6 +508,8 @@ static CUresult record(CUevent event, CUstream stream) {
 static CUresult query(CUevent event) {
     if (is_forbidden())
         return 900;
+    if (is_held())
+        return CUDA_ERROR_NOT_READY;
     std::lock_guard<std::mutex> held(lock);
     return ((event_state *)event)->into != nullptr ? 907 : ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -549,6 +602,16 @@ static void run_kernel(const emulated::kernel *kernel, unsigned blocks, unsigned
         kernel->run(args);
     }
 }
+/* A mark that a watcher looks at: not before the stream goes on. */
+static bool keep_mark(const emulated::kernel *kernel, const void *args) {
+    std::lock_guard<std::mutex> held(hold_lock);
+    if (holders == 0 || kernel != emulated::find("tutti_mark"))
+        return false;
+    auto copy = std::shared_ptr<void>(malloc(kernel->bytes), free);
+    memcpy(copy.get(), args, kernel->bytes);
+    kept.push_back([=] { run_kernel(kernel, 1, 1, copy.get()); });
+    return true;
+}
 static CUresult launch(CUfunction function, unsigned grid_x, unsigned, unsigned, unsigned block_x, unsigned, unsigned,
                        unsigned, CUstream stream, void **parameters, void **) {
     const auto *kernel = (const emulated::kernel *)(void *)function;
@@ -558,6 +621,8 @@ static CUresult launch(CUfunction function, unsigned grid_x, unsigned, unsigned,
         return CUDA_ERROR_OUT_OF_MEMORY;
     __atomic_fetch_add(&launches, 1, __ATOMIC_RELAXED);
     if (capture_of(stream) == nullptr) {
+        if (keep_mark(kernel, parameters[0]))
+            return CUDA_SUCCESS;
         run_kernel(kernel, grid_x, block_x, parameters[0]);
         return CUDA_SUCCESS;
     }
@@ -596,7 +661,7 @@ static const struct {
     { "cuStreamCreate", (void *)make_stream },
     { "cuStreamDestroy", (void *)end_stream },
     { "cuStreamSynchronize", (void *)of_stream },
-    { "cuStreamQuery", (void *)of_stream },
+    { "cuStreamQuery", (void *)query_stream },
     { "cuStreamWaitEvent", (void *)wait_event },
     { "cuEventCreate", (void *)make_event },
     { "cuEventRecord", (void *)record },
@@ -621,6 +686,7 @@ static const struct {
     { "cuMemExportToShareableHandle", (void *)export_memory },
     { "cuMemImportFromShareableHandle", (void *)import_memory },
     { "cuMemRetainAllocationHandle", (void *)retain_memory },
+    { "cuMemGetAddressRange", (void *)address_range },
     { "cuMemcpyHtoDAsync", (void *)copy_in },
     { "cuMemcpyDtoHAsync", (void *)copy_out },
     { "cuMemsetD32Async", (void *)clear_words },

@@ -9,6 +9,7 @@
  *     "lsa"       1: all ranks are one domain; 0: each is one of its own
  *     "window"    1: windows are real; 0: success and a null window; 2: a window for this rank alone
  *     "stuck"     1: collectives stay in the stream until an abort (standin_cuda_hold)
+ *     "inside"    1: the next collective stays inside of its call until an abort or a revocation
  *     "init"      0: a communicator is never ready
  *     "error"     what ncclCommGetAsyncError tells once a communicator is there
  */
@@ -21,20 +22,23 @@
 #include <time.h>
 
 #include "backend/cuda/driver.h"
+#include "base/float16.h"
 #include "library.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define RANKS 8
 #define OPERATIONS 64
 #define STRIDE ((size_t)1 << 32)
+#define FACTOR ((ncclRedOp_t)5) /* the operator that a factor was made for: one at a time */
 
 /* The functions that the backend looks for, with its own declarations. */
 #define X(since, name, result, parameters) EXPORT result name parameters;
 TU_NCCL_FUNCTIONS(X)
 #undef X
 
-static _Atomic int version_told = 22809, lsa = 1, window_kind = 1, stuck, init_ready = 1, error_told;
+static _Atomic int version_told = 22809, lsa = 1, window_kind = 1, stuck, inside, init_ready = 1, error_told;
 static _Atomic int alive, windows, blocks; /* communicators, windows, blocks that exist */
+static _Atomic int revoked;                /* communicators that were revoked */
 
 EXPORT void standin_nccl_set(const char *what, int value);
 EXPORT int standin_nccl_count(const char *what);
@@ -44,13 +48,17 @@ void standin_nccl_set(const char *what, int value) {
                          : strcmp(what, "lsa") == 0    ? &lsa
                          : strcmp(what, "window") == 0 ? &window_kind
                          : strcmp(what, "stuck") == 0  ? &stuck
+                         : strcmp(what, "inside") == 0 ? &inside
                          : strcmp(what, "init") == 0   ? &init_ready
                                                        : &error_told;
     atomic_store(known, value);
 }
 
 int standin_nccl_count(const char *what) {
-    return strcmp(what, "communicators") == 0 ? alive : strcmp(what, "windows") == 0 ? windows : blocks;
+    return strcmp(what, "communicators") == 0 ? alive
+           : strcmp(what, "windows") == 0     ? windows
+           : strcmp(what, "revoked") == 0     ? revoked
+                                              : blocks;
 }
 
 /* ---- the driver ---- */
@@ -58,6 +66,7 @@ int standin_nccl_count(const char *what) {
 typedef CUresult get_proc_address(const char *symbol, void **function, int version, uint64_t flags, int *status);
 static tu_cuda_driver driver;
 static void (*hold)(int more);
+static int (*give)(CUstream stream, void (*run)(void *), const void *argument, size_t bytes);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void load_driver(void) {
@@ -66,7 +75,8 @@ static void load_driver(void) {
 #define X(required, name, since, parameters) get(#name, (void **)&driver.name, since > 11030 ? since : 11030, 0, NULL);
     TU_CUDA_FUNCTIONS(X)
 #undef X
-    *(void **)&hold = dlsym(library, "standin_cuda_hold");
+    *(void **)&hold = dlsym(library, "standin_cuda_hold"); /* the driver itself has neither */
+    *(void **)&give = dlsym(library, "standin_cuda_give");
 }
 
 /* ---- communicators ---- */
@@ -84,7 +94,8 @@ typedef struct operation {
     size_t count;
     ncclDataType_t type;
     ncclRedOp_t op;
-    int root; /* of a reduction: -1 all, -2 each its part; of a message: the peer */
+    int root;      /* of a reduction: -1 all, -2 each its part; of a message: the peer */
+    double factor; /* of this rank's elements */
 } operation;
 
 /* What all ranks of a communicator share. */
@@ -113,6 +124,7 @@ static int ids;
 static _Thread_local operation list[OPERATIONS];
 static _Thread_local int listed, depth;
 static _Thread_local ncclComm_t list_comm;
+static _Thread_local CUstream list_stream;
 
 /* All ranks come; false: aborted. */
 static bool meet(clique *all) {
@@ -131,7 +143,8 @@ static bool meet(clique *all) {
 }
 
 ncclResult_t ncclGetVersion(int *version) {
-    *version = version_told;
+    const char *told = getenv("STANDIN_NCCL_VERSION"); /* for programs that cannot set it */
+    *version = told != NULL ? atoi(told) : version_told;
     return ncclSuccess;
 }
 
@@ -152,17 +165,16 @@ const char *ncclGetLastError(ncclComm_t comm) {
     return "";
 }
 
-ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
-    pthread_once(&once, load_driver);
-    if (config->size != sizeof *config || config->magic != TU_NCCL_CONFIG_MAGIC || config->blocking != 0)
+static ncclResult_t join(ncclComm_t *comm, int size, const ncclUniqueId *id, int rank, const ncclConfig_t *config) {
+    if (config->size != sizeof *config || config->magic != TU_NCCL_CONFIG_MAGIC)
         return ncclInvalidArgument;
     pthread_mutex_lock(&lock);
     clique *all = cliques;
-    while (all != NULL && memcmp(all->id, id.internal, sizeof all->id) != 0)
+    while (all != NULL && memcmp(all->id, id->internal, sizeof all->id) != 0)
         all = all->next;
     if (all == NULL) {
         all = calloc(1, sizeof *all);
-        memcpy(all->id, id.internal, sizeof all->id);
+        memcpy(all->id, id->internal, sizeof all->id);
         all->size = size;
         all->next = cliques;
         cliques = all;
@@ -173,6 +185,21 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
     **comm = (struct ncclComm){ .clique = all, .rank = rank };
     atomic_fetch_add(&alive, 1);
     return ncclInProgress;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
+    pthread_once(&once, load_driver);
+    return config->blocking == 0 ? join(comm, size, &id, rank, config) : ncclInvalidArgument;
+}
+
+/* All ranks of the other communicator, in one of their own. */
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *made, ncclConfig_t *config) {
+    ncclUniqueId id;
+    if (color != 0 || key != comm->rank)
+        return ncclInvalidArgument;
+    memset(&id, 0, sizeof id);
+    snprintf(id.internal, sizeof id.internal, "split of %.100s", comm->clique->id);
+    return join(made, comm->clique->size, &id, comm->rank, config);
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
@@ -220,6 +247,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 ncclResult_t ncclCommRevoke(ncclComm_t comm, int flags) {
     (void)flags;
     stop(comm);
+    atomic_fetch_add(&revoked, 1);
     return ncclSuccess;
 }
 
@@ -266,6 +294,14 @@ static double get(const unsigned char *from, ncclDataType_t type, size_t index) 
         return ((const int32_t *)(const void *)from)[index];
     case ncclInt64:
         return (double)((const int64_t *)(const void *)from)[index];
+    case ncclFloat16:
+        return tu_f16_to_f32(((const uint16_t *)(const void *)from)[index]);
+    case ncclBfloat16:
+        return tu_bf16_to_f32(((const uint16_t *)(const void *)from)[index]);
+    case ncclFloat8e4m3:
+        return tu_e4m3_to_f32(from[index]);
+    case ncclFloat8e5m2:
+        return tu_e5m2_to_f32(from[index]);
     default:
         return from[index];
     }
@@ -284,6 +320,18 @@ static void put(unsigned char *to, ncclDataType_t type, size_t index, double val
         return;
     case ncclInt64:
         ((int64_t *)(void *)to)[index] = (int64_t)value;
+        return;
+    case ncclFloat16:
+        ((uint16_t *)(void *)to)[index] = tu_f32_to_f16((float)value);
+        return;
+    case ncclBfloat16:
+        ((uint16_t *)(void *)to)[index] = tu_f32_to_bf16((float)value);
+        return;
+    case ncclFloat8e4m3:
+        to[index] = tu_f32_to_e4m3((float)value);
+        return;
+    case ncclFloat8e5m2:
+        to[index] = tu_f32_to_e5m2((float)value);
         return;
     default:
         to[index] = (unsigned char)value;
@@ -310,6 +358,8 @@ static void reduce(const clique *all, int which, size_t first, size_t count, uns
         double sum = 0;
         for (int rank = 0; rank < all->size; rank++) {
             double value = get(all->lists[rank][which].in, own->type, first + i);
+            if (own->op == FACTOR)
+                value *= all->lists[rank][which].factor;
             sum = rank == 0 ? value : combine(sum, value, own->op);
         }
         put(to, own->type, i, own->op == ncclAvg ? sum / all->size : sum);
@@ -380,8 +430,39 @@ static ncclResult_t run(ncclComm_t comm) {
     return still ? ncclSuccess : ncclInternalError;
 }
 
+/* A list that a graph keeps. */
+typedef struct captured {
+    ncclComm_t comm;
+    int length;
+    operation list[OPERATIONS];
+} captured;
+
+static void replay(void *argument) {
+    const captured *one = argument;
+    memcpy(list, one->list, (size_t)one->length * sizeof *list);
+    listed = one->length;
+    (void)run(one->comm);
+}
+
+/* Now, or when the graph is launched that captures the stream. */
+static ncclResult_t run_in_stream(ncclComm_t comm) {
+    captured one = { .comm = comm, .length = listed };
+    memcpy(one.list, list, (size_t)listed * sizeof *list);
+    if (give == NULL || !give(list_stream, replay, &one, sizeof one))
+        return run(comm);
+    listed = 0;
+    return ncclSuccess;
+}
+
 /* Outside of a group an operation is a list of one. */
-static ncclResult_t note(ncclComm_t comm, operation one) {
+static ncclResult_t note(ncclComm_t comm, operation one, CUstream stream) {
+    if (inside) {
+        pthread_mutex_lock(&lock);
+        while (!comm->clique->aborted)
+            pthread_cond_wait(&changed, &lock);
+        pthread_mutex_unlock(&lock);
+        return ncclInternalError;
+    }
     if (stuck) { /* it is in the stream, and stays there */
         if (!comm->holds)
             hold(1);
@@ -390,9 +471,11 @@ static ncclResult_t note(ncclComm_t comm, operation one) {
     }
     if (listed == OPERATIONS)
         return ncclInternalError;
+    one.factor = comm->factor;
     list[listed++] = one;
     list_comm = comm;
-    return depth > 0 ? ncclSuccess : run(comm);
+    list_stream = stream;
+    return depth > 0 ? ncclSuccess : run_in_stream(comm);
 }
 
 ncclResult_t ncclGroupStart(void) {
@@ -401,59 +484,51 @@ ncclResult_t ncclGroupStart(void) {
 }
 
 ncclResult_t ncclGroupEnd(void) {
-    return --depth == 0 && list_comm != NULL && !stuck ? run(list_comm) : ncclSuccess;
+    return --depth == 0 && list_comm != NULL && !stuck ? run_in_stream(list_comm) : ncclSuccess;
 }
 
 ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, struct CUstream_st *stream) {
-    (void)stream;
-    return note(comm, (operation){ REDUCE, in, out, count, type, op, -1 });
+    return note(comm, (operation){ REDUCE, in, out, count, type, op, -1 }, stream);
 }
 
 ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t comm, struct CUstream_st *stream) {
-    (void)stream;
-    return note(comm, (operation){ REDUCE, in, out, count, type, op, root });
+    return note(comm, (operation){ REDUCE, in, out, count, type, op, root }, stream);
 }
 
 ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, struct CUstream_st *stream) {
-    (void)stream;
-    return note(comm, (operation){ REDUCE, in, out, count, type, op, -2 });
+    return note(comm, (operation){ REDUCE, in, out, count, type, op, -2 }, stream);
 }
 
 ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm,
                            struct CUstream_st *stream) {
-    (void)stream;
-    return note(comm, (operation){ GATHER, in, out, count, type, ncclSum, -1 });
+    return note(comm, (operation){ GATHER, in, out, count, type, ncclSum, -1 }, stream);
 }
 
 ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            struct CUstream_st *stream) {
-    (void)stream;
-    return note(comm, (operation){ BROADCAST, in, out, count, type, ncclSum, root });
+    return note(comm, (operation){ BROADCAST, in, out, count, type, ncclSum, root }, stream);
 }
 
 ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       struct CUstream_st *stream) {
-    (void)stream;
-    return note(comm, (operation){ SEND, from, NULL, count, type, ncclSum, peer });
+    return note(comm, (operation){ SEND, from, NULL, count, type, ncclSum, peer }, stream);
 }
 
 ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       struct CUstream_st *stream) {
-    (void)stream;
-    return note(comm, (operation){ RECEIVE, NULL, to, count, type, ncclSum, peer });
+    return note(comm, (operation){ RECEIVE, NULL, to, count, type, ncclSum, peer }, stream);
 }
 
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type, ncclScalarResidence_t where,
                                       ncclComm_t comm) {
-    (void)op;
-    (void)scalar;
-    (void)type;
-    (void)where;
-    (void)comm;
-    return ncclInvalidUsage;
+    if (where != ncclScalarHostImmediate)
+        return ncclInvalidArgument;
+    comm->factor = get(scalar, type, 0);
+    *op = FACTOR;
+    return ncclSuccess;
 }
 
 ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm) {

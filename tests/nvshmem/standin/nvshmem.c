@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A stand-in for NVSHMEM's host library, as libnvshmem_host.so.3: processes of one machine, whose heaps are one shared
- * file that the first of them makes and the others open through /proc. As the real one does, it maps the others' heaps
- * behind its own, beginning with itself; nvshmem_malloc waits for all; what is not mapped has no pointer but can be put
+ * A stand-in for NVSHMEM's host library, as libnvshmem_host.so.3: processes of one machine, whose heaps are memory of
+ * the driver's stand-in that the others open through /proc. As the real one does, it maps the others' heaps behind its
+ * own, beginning with itself; nvshmem_malloc waits for all; what is not mapped has no pointer but can be put
  * to. STANDIN_NVSHMEM in the environment makes it ill: "old", "limited", "refuses" (no start), "hangs" (in
- * nvshmem_malloc, on PE 1), "full" (no memory on PE 1), "small" (none to grow by).
+ * nvshmem_malloc, on PE 1), "full" (no memory on PE 1), "small" (none to grow by);
+ * "dies starting", "dies opening", "dies growing", "dies teaming": PE 1 is killed in that call.
  */
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -24,8 +27,12 @@
 #define HEAP ((size_t)64 << 20) /* of each */
 #define MOST 16                 /* processes */
 
-/* The first page of the file. */
+/* What all share: a file that the first of them makes. */
 typedef struct shared {
+    struct {
+        _Atomic int pid;
+        int descriptor; /* written before */
+    } heaps[MOST];
     _Atomic uint32_t arrived[1024]; /* at each meeting of all; a meeting is used once */
     _Atomic uint64_t teams;         /* ids given out */
 } shared;
@@ -36,6 +43,8 @@ typedef struct address {
     int pid, descriptor;
 } address;
 
+typedef CUresult get_proc_address(const char *symbol, void **function, int version, uint64_t flags, int *status);
+static tu_cuda_driver driver;
 static shared *common;
 static char *heap; /* this process's, then the others' */
 static size_t used;
@@ -44,6 +53,11 @@ static int me, all, meetings, status, teams = 5;
 static bool is(const char *illness) {
     const char *what = getenv("STANDIN_NVSHMEM");
     return what != NULL && strcmp(what, illness) == 0;
+}
+
+static void die(const char *where) {
+    if (is(where) && me == 1)
+        raise(SIGKILL);
 }
 
 static void meet(void) {
@@ -75,7 +89,7 @@ API int nvshmemx_get_uniqueid(tu_nvshmem_id *id);
 int nvshmemx_get_uniqueid(tu_nvshmem_id *id) {
     address mine = { .version = id->version, .pid = (int)getpid() };
     mine.descriptor = memfd_create("standin", MFD_CLOEXEC);
-    if (mine.descriptor < 0 || ftruncate(mine.descriptor, (off_t)(MOST * HEAP + sizeof(shared) + 65536)) != 0)
+    if (mine.descriptor < 0 || ftruncate(mine.descriptor, (off_t)sizeof(shared)) != 0)
         return 1;
     memcpy(id, &mine, sizeof mine);
     return 0;
@@ -89,24 +103,76 @@ int nvshmemx_set_attr_uniqueid_args(int rank, int size, const tu_nvshmem_id *id,
     return size <= MOST ? 0 : 1;
 }
 
+static bool load_driver(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    get_proc_address *get =
+        library != NULL ? (get_proc_address *)(uintptr_t)dlsym(library, "cuGetProcAddress_v2") : NULL;
+    if (get == NULL)
+        return false;
+#define X(required, name, since, parameters) get(#name, (void **)&driver.name, since > 11030 ? since : 11030, 0, NULL);
+    TU_CUDA_FUNCTIONS(X)
+#undef X
+    return true;
+}
+
+static int open_of(int pid, int descriptor) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, descriptor);
+    return open(path, O_RDWR | O_CLOEXEC);
+}
+
+/* This process's own heap, which the others may open. */
+static bool make_heap(void) {
+    CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                 .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR };
+    CUmemGenericAllocationHandle handle;
+    if (driver.cuMemCreate(&handle, HEAP, &prop, 0) != CUDA_SUCCESS ||
+        driver.cuMemExportToShareableHandle(&common->heaps[me].descriptor, handle,
+                                            CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) != CUDA_SUCCESS)
+        return false;
+    driver.cuMemRelease(handle);
+    atomic_store(&common->heaps[me].pid, (int)getpid());
+    return true;
+}
+
+/* Everybody's, one behind the other, beginning with this process. */
+static bool map_heaps(void) {
+    CUdeviceptr base;
+    if (driver.cuMemAddressReserve(&base, (size_t)all * HEAP, HEAP, 0, 0) != CUDA_SUCCESS)
+        return false;
+    heap = (char *)(uintptr_t)base;
+    for (int i = 0; i < all; i++) {
+        int pe = (me + i) % all, pid;
+        CUmemGenericAllocationHandle handle;
+        while ((pid = atomic_load(&common->heaps[pe].pid)) == 0)
+            sched_yield();
+        int file = open_of(pid, common->heaps[pe].descriptor);
+        if (file < 0 ||
+            driver.cuMemImportFromShareableHandle(&handle, (void *)(intptr_t)file,
+                                                  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != CUDA_SUCCESS ||
+            driver.cuMemMap(base + (CUdeviceptr)i * HEAP, HEAP, 0, handle, 0) != CUDA_SUCCESS)
+            return false;
+        driver.cuMemRelease(handle);
+        close(file);
+    }
+    return true;
+}
+
 API int nvshmemx_hostlib_init_attr(unsigned flags, tu_nvshmem_init *init);
 int nvshmemx_hostlib_init_attr(unsigned flags, tu_nvshmem_init *init) {
     address other;
-    char path[64];
     memcpy(&other, init->args.id.id, sizeof other);
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", other.pid, other.descriptor);
-    int file = flags == TU_NVSHMEM_BY_UNIQUE_ID && !is("refuses") ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    int file =
+        flags == TU_NVSHMEM_BY_UNIQUE_ID && !is("refuses") && load_driver() ? open_of(other.pid, other.descriptor) : -1;
     if (file < 0)
         return 7;
     me = init->args.id.rank;
     all = init->args.id.size;
-    common = mmap(NULL, sizeof *common, PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)(MOST * HEAP));
-    heap = mmap(NULL, ((size_t)all + 1) * HEAP, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    heap += (HEAP - (uintptr_t)heap % HEAP) % HEAP; /* whole pieces */
-    for (int i = 0; i < all; i++)
-        mmap(heap + (size_t)i * HEAP, HEAP, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file,
-             (off_t)((size_t)((me + i) % all) * HEAP));
+    common = mmap(NULL, sizeof *common, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
+    die("dies starting");
+    if (common == MAP_FAILED || !make_heap() || !map_heaps())
+        return 8;
     meet();
     status = is("limited") ? TU_NVSHMEM_LIMITED_SHARING : TU_NVSHMEM_FULL_SHARING;
     return 0;
@@ -126,6 +192,7 @@ API void *nvshmem_malloc(size_t bytes);
 void *nvshmem_malloc(size_t bytes) {
     while (is("hangs") && me == 1)
         pause();
+    die(used == 0 ? "dies opening" : "dies growing");
     meet();
     if (bytes > HEAP - used || (is("full") && me == 1) || (is("small") && me == 1 && used > 0))
         return NULL;
@@ -154,6 +221,7 @@ API int nvshmemx_team_init(int32_t *team, tu_nvshmem_team_config *config, long m
 int nvshmemx_team_init(int32_t *team, tu_nvshmem_team_config *config, long mask, int size, int rank) {
     if (status == TU_NVSHMEM_LIMITED_SHARING)
         _exit(255); /* as the real one */
+    die("dies teaming");
     if (mask != TU_NVSHMEM_CONFIG_BY_ID || config->id == 0 || rank >= size)
         return 1;
     _Atomic uint32_t *arrived = &common->arrived[512 + config->id];

@@ -1,0 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Everything is in nvshmem.h.
+ */
+#include "nvshmem.h"
