@@ -69,7 +69,10 @@ static void explain(const tu_collective *state, tutti_ran *ran) {
     char *text = ran->why;
     size_t bytes = sizeof ran->why;
     if (choice->from == state->ran_by->name)
-        snprintf(text, bytes, "%s: chosen by executor %s", name, choice->from);
+        snprintf(text, bytes, "%s: chosen by executor %s%s", name, choice->from,
+                 state->ran_by->own_order && state->ran.reduction != 0
+                     ? ", which adds in an order of its own: not the same bits as ever"
+                     : "");
     else if (choice->replaced)
         snprintf(text, bytes, "%s: what the %s names for %llu bytes and %d ranks does not serve this call", name,
                  choice->from, (unsigned long long)choice->bytes, state->size);

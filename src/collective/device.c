@@ -78,6 +78,7 @@ static void make_executor(device_executor *executor, const tu_backend_opened *ba
     snprintf(executor->executor.name, sizeof executor->executor.name, "%s", backend->table->name);
     executor->table = backend->table->executor;
     executor->executor.takes_turns = executor->executor.takes_turns || SAYS(executor->table, meets);
+    executor->executor.own_order = SAYS(executor->table, own_order);
     executor->streams = streams;
     executor->streams_state = streams_state;
     executor->state = backend->state;
@@ -93,6 +94,19 @@ static void end_executor(device_executor *executor) {
     pthread_mutex_destroy(&executor->lock);
 }
 
+/* The kind's own backend runs what another, which has its memory now, does not; where there is none nobody misses it
+ * yet. */
+static void open_default(tutti_world *world, tutti_device kind, const char *chosen) {
+    tutti_error_copy before;
+    const tu_backend *backend;
+    void *state;
+    if (strcmp(chosen, tu_backend_default(kind)) == 0)
+        return;
+    tu_error_save(&before);
+    (void)tu_backend_open(world, tu_backend_default(kind), &backend, &state);
+    (void)tu_error_restore(&before);
+}
+
 /* Every open backend of the kind that has an executor, the one with the kind's memory first, or last in a group of
  * several hosts, whose members it may not be able to map; its streams serve all. */
 static tutti_status make_kind(const tutti_group *group, tutti_device kind, device_group **made) {
@@ -103,6 +117,8 @@ static tutti_status make_kind(const tutti_group *group, tutti_device kind, devic
     const tu_backend *backend;
     void *state;
     tutti_status status = tu_backend_get(group->world, kind, &backend, &state); /* opens it */
+    if (status == TUTTI_OK)
+        open_default(group->world, kind, backend->name);
     int count = tu_backends_of(group->world, kind, backends, TU_EXECUTORS);
     on_device->executors.kind = kind;
     for (int i = 0; i < count && on_device->streams == NULL; i++) {

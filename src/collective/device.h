@@ -122,6 +122,7 @@ typedef struct tu_device_executor {
     /* `run` wants all members to have come on the host, with the same call: its library hangs or worse when one does
      * not. Then calls of a group come one after the other, and each waits for all ranks before it is enqueued. */
     bool meets;
+    bool own_order; /* reductions add in an order of its own: not the same bits as ever, which tutti_group_ran says */
 } tu_device_executor;
 
 /* ---- the way there: device.c ---- */

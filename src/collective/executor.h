@@ -32,6 +32,7 @@ typedef struct tu_executor {
     char name[16];
     bool takes_turns; /* collectives of a group run one after the other, on the threads that call or on a helper */
     bool enqueues;    /* `run` puts the task into its stream and returns: a batch has nothing to gather */
+    bool own_order;   /* adds in an order of its own: the promise of the same bits does not hold */
     bool (*serves)(const tutti_group *group, const tu_task *task);
     /* Refuses what this rank can know to be impossible, before the call has a number. NULL: nothing. */
     tutti_status (*check)(tu_task *task);

@@ -146,6 +146,10 @@ tutti_device tu_backend_kind_at(int row) {
     return kinds[row].device;
 }
 
+const char *tu_backend_default(tutti_device kind) {
+    return kinds[tu_backend_row(kind)].backend;
+}
+
 int tu_backend_row(tutti_device kind) {
     for (int row = 0; row < TU_BACKEND_KINDS; row++) {
         if (kinds[row].device == kind)

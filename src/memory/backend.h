@@ -285,6 +285,9 @@ tutti_status tu_backend_get(tutti_world *world, tutti_device device, const tu_ba
 /* The kind of a device, TUTTI_CPU for 0; an error for one that symmetric memory does not know. `kind` may be NULL. */
 tutti_status tu_backend_device(tutti_device device, tutti_device *kind);
 
+/* The name of the backend that a kind of device has unless the program chooses another. */
+const char *tu_backend_default(tutti_device kind);
+
 /* A backend by name, opened, whatever device it serves and whichever backend has that device's memory. */
 tutti_status tu_backend_open(tutti_world *world, const char *name, const tu_backend **backend, void **state);
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * One suite over every backend there is: shm; a plug-in that passes descriptors and maps them; the same without mapping
- * anything, so that everything goes by rank and offset; and, where there is a GPU, cuda and nvshmem, the latter also
- * with peers that count as not mapped. What a backend promises to the memory layer is what these tests say.
+ * anything, so that everything goes by rank and offset; and, where there is a GPU or its stand-in, cuda, nccl and
+ * nvshmem, the latter also with peers that count as not mapped. What a backend promises to the memory layer is what
+ * these tests say.
  */
 #include <dlfcn.h>
 #include <sched.h>
@@ -303,8 +304,6 @@ static void unequal_blocks_fail_alike_and_end_nothing(bench *bench) {
 }
 
 static void a_collective_on_a_block_gives_the_sum_wherever_the_block_lies(bench *bench) {
-    if (bench->stream != NULL && getenv("TEST_STANDIN") != NULL)
-        return; /* its GPU knows no collectives */
     tutti_memory *memory;
     tutti_peers *peers = meet(bench, 40000, &memory);
     float *values = malloc(40000);
@@ -329,9 +328,13 @@ static const struct {
     { "shm", NULL, TUTTI_CPU },           { "memfd", "-DMAPS=1", TUTTI_CUDA },
     { "remote", "-DMAPS=0", TUTTI_CUDA }, { "remotecpu", "-DMAPS=0 -DPLUGIN_DEVICE=TUTTI_CPU", TUTTI_CPU },
     { "cuda", NULL, TUTTI_CUDA },         { "nvshmem", NULL, TUTTI_CUDA },
-    { "nvshmem", NULL, TUTTI_CUDA },
+    { "nvshmem", NULL, TUTTI_CUDA },      { "nccl", NULL, TUTTI_CUDA },
 };
 #define APART 6 /* nvshmem whose peers count as not mapped */
+
+static bool is_gpu(int backend) {
+    return backends[backend].device == TUTTI_CUDA && backends[backend].flags == NULL;
+}
 
 static void need_gpu(const char *name) {
     const char *folder = getenv("TUTTI_PLUGIN_PATH");
@@ -343,6 +346,9 @@ static void need_gpu(const char *name) {
         SKIP("the backend %s was not built", name);
     if (strcmp(name, "nvshmem") == 0 && dlopen("libnvshmem_host.so.3", RTLD_LAZY) == NULL)
         SKIP("NVSHMEM is not installed");
+    void *library = strcmp(name, "nccl") == 0 ? dlopen("libnccl.so.2", RTLD_LAZY) : NULL;
+    if (strcmp(name, "nccl") == 0 && (library == NULL || dlsym(library, "standin_nccl_set") == NULL))
+        SKIP("without the stand-in of NCCL, peers have windows in common where each has a GPU of its own");
 }
 
 typedef struct subject {
@@ -360,7 +366,7 @@ static void on_rank(tutti_world *world, void *argument) {
 
 static void on_backend(int backend, void (*sentence)(bench *), bool processes) {
     subject subject = { backend, sentence };
-    bool gpu = strcmp(backends[backend].name, "cuda") == 0 || strcmp(backends[backend].name, "nvshmem") == 0;
+    bool gpu = is_gpu(backend);
     if (gpu)
         need_gpu(backends[backend].name);
     if (backend == APART)
@@ -392,13 +398,19 @@ static void on_backend(int backend, void (*sentence)(bench *), bool processes) {
     TEST(sentence##_on_nvshmem_apart_as_processes) { \
         on_backend(APART, sentence, true);           \
     }
+/* Its stand-in takes threads. */
+#define AS_THREADS(sentence)              \
+    TEST(sentence##_on_nccl_as_threads) { \
+        on_backend(7, sentence, false);   \
+    }
 #define EVERYWHERE(sentence)       \
     ON(0, on_shm, sentence)        \
     ON(1, on_memfd, sentence)      \
     ON(2, on_remote, sentence)     \
     ON(3, on_remote_cpu, sentence) \
     ON(4, on_cuda, sentence)       \
-    AS_PROCESSES(sentence)
+    AS_PROCESSES(sentence)         \
+    AS_THREADS(sentence)
 
 EVERYWHERE(a_block_starts_zeroed_and_has_an_address_where_peers_are_mapped)
 EVERYWHERE(bytes_go_to_a_rank_and_an_offset_and_come_back)

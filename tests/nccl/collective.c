@@ -68,10 +68,9 @@ static tutti_status all_reduce(tutti_group *group, const void *in, void *out, si
     return tutti_all_reduce(group, in, out, count, dtype, reduction, call);
 }
 
-/* NCCL has no 16-bit integers and no bit operations; of factors Tutti gives it those of wide types. */
+/* NCCL has no 16-bit integers and no bit operations. */
 static bool nccl_has(tutti_dtype dtype, tutti_reduction reduction) {
     bool complex = dtype == TUTTI_C64 || dtype == TUTTI_C128;
-    bool wide = dtype == TUTTI_F32 || dtype == TUTTI_F64 || complex;
     if (dtype == TUTTI_I16 || dtype == TUTTI_U16)
         return false;
     switch (reduction) {
@@ -80,7 +79,7 @@ static bool nccl_has(tutti_dtype dtype, tutti_reduction reduction) {
     case TUTTI_AVG:
         return dtype != TUTTI_BOOL;
     case TUTTI_PREMUL_SUM:
-        return wide;
+        return dtype <= TUTTI_F8_E5M2 || complex;
     case TUTTI_BAND:
     case TUTTI_BOR:
         return dtype == TUTTI_BOOL;

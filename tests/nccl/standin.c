@@ -72,6 +72,7 @@ TEST_STANDIN(reductions_are_given_to_nccl_as_they_are) {
     tutti_ran ran = TUTTI_RAN_INIT;
     CHECK_OK(tutti_group_ran(group, &ran));
     CHECK_TEXT(ran.executor, "nccl");
+    CHECK(strstr(ran.why, "not the same bits") != NULL); /* it adds in an order of its own, and says so */
     CHECK_OK(tutti_all_reduce(group, in, out, 300, TUTTI_F32, TUTTI_MAX, BY_NCCL));
     gpu_read(host, out, sizeof host);
     check_floats(host, 300, 2, 1);
@@ -91,6 +92,84 @@ TEST_STANDIN(reductions_are_given_to_nccl_as_they_are) {
     CHECK_OK(tutti_barrier(group, BY_NCCL));
     gpu_private_free(in);
     gpu_private_free(out);
+}
+
+TEST_STANDIN(factors_of_narrow_types_reach_nccl_in_their_type) {
+    tutti_group *group = tutti_world_group(world);
+    static const tutti_dtype dtypes[] = { TUTTI_F64, TUTTI_F32, TUTTI_F16, TUTTI_BF16, TUTTI_F8_E4M3, TUTTI_F8_E5M2 };
+    for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
+        double two = 2, half = tutti_group_rank(group) == 0 ? 0.25 : 0.5, sum;
+        unsigned char value[8], factor[8], *buffer = gpu_private(8);
+        CHECK_OK(tutti_convert(&two, TUTTI_F64, value, dtypes[i], 1));
+        CHECK_OK(tutti_convert(&half, TUTTI_F64, factor, dtypes[i], 1));
+        gpu_write(buffer, value, tutti_dtype_size(dtypes[i]));
+        CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1, dtypes[i], TUTTI_PREMUL_SUM,
+                                  TUTTI_OPTIONS(tutti_call, .stream = stream, .executor = "nccl", .factor = factor)));
+        gpu_read(value, buffer, tutti_dtype_size(dtypes[i]));
+        CHECK_OK(tutti_convert(value, dtypes[i], &sum, TUTTI_F64, 1));
+        CHECK(sum == 0.5 + 1.0 * (RANKS - 1));
+        gpu_private_free(buffer);
+    }
+}
+
+/* Notes two operations, and runs them three times; then what they use is outgrown, and they run once more. */
+TEST_STANDIN(operations_of_nccl_are_captured_and_run_again) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    int32_t host[RANKS * 4], *sum = gpu_private(4), *parts = gpu_private(sizeof host);
+    size_t large = (size_t)3 << 20;
+    unsigned char *more = gpu_private(large);
+    CUgraph graph;
+    CUgraphExec runnable;
+    host[0] = 1;
+    CHECK_OK(tutti_all_reduce(group, sum, sum, 1, TUTTI_I32, TUTTI_SUM, BY_NCCL)); /* makes what is needed */
+    CHECK_OK(tutti_all_to_all(group, parts, parts, 4, TUTTI_I32, BY_NCCL));
+    gpu_write(sum, host, 4);
+    CHECK_CUDA(gpu.cuStreamBeginCapture(stream, 1));
+    CHECK_OK(tutti_all_reduce(group, sum, sum, 1, TUTTI_I32, TUTTI_SUM, BY_NCCL));
+    CHECK_OK(
+        tutti_all_to_all(group, parts, parts, 4, TUTTI_I32, BY_NCCL)); /* in place: through memory of the group's */
+    CHECK_OK(tutti_barrier(group, BY_NCCL));
+    CHECK_STATUS(tutti_all_to_all(group, more, more, large / RANKS, TUTTI_U8, BY_NCCL), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("capturing");
+    CHECK_CUDA(gpu.cuStreamEndCapture(stream, &graph));
+    CHECK_CUDA(gpu.cuGraphInstantiateWithFlags(&runnable, graph, 0));
+    gpu_read(host, sum, 4);
+    CHECK_EQ(host[0], 1); /* nothing has run yet */
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < RANKS * 4; i++)
+            host[i] = rank * 100 + i;
+        gpu_write(parts, host, sizeof host);
+        CHECK_CUDA(gpu.cuGraphLaunch(runnable, stream));
+        gpu_read(host, parts, sizeof host);
+        for (int i = 0; i < RANKS * 4; i++)
+            CHECK_EQ(host[i], i / 4 * 100 + rank * 4 + i % 4);
+        if (round == 2) /* the graph keeps the memory that it knows */
+            CHECK_OK(tutti_all_to_all(group, more, more, large / RANKS, TUTTI_U8, BY_NCCL));
+    }
+    gpu_read(host, sum, 4);
+    CHECK_EQ(host[0], RANKS * RANKS * RANKS * RANKS);
+    CHECK_CUDA(gpu.cuGraphExecDestroy(runnable));
+    CHECK_CUDA(gpu.cuGraphDestroy(graph));
+    gpu_private_free(sum);
+    gpu_private_free(parts);
+    gpu_private_free(more);
+}
+
+TEST_STANDIN(a_communicator_is_made_when_it_is_needed_first) {
+    tutti_group *group = tutti_world_group(world);
+    float *buffer = gpu_private(4);
+    CHECK_OK(tutti_backend_open(world, "nccl", NULL));
+    CHECK_OK(tutti_memory_set_backend(world, TUTTI_CUDA, "nccl"));
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_EQ(count("communicators"), 0);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1, TUTTI_F32, TUTTI_SUM, BY_NCCL));
+    CHECK_EQ(count("communicators"), 2 * RANKS); /* one to make the other */
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_memory_release(memory);
+    gpu_private_free(buffer);
 }
 
 TEST_STANDIN(moves_arrive_where_they_belong_in_place_too) {
@@ -215,6 +294,43 @@ TEST_STANDIN(a_stream_that_stays_in_an_operation_is_freed_at_its_deadline) {
     CHECK_MESSAGE("all_reduce");
     nccl_settle();
     CHECK_STATUS(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL), TUTTI_ERROR_TIMEOUT);
+    gpu_private_free(buffer);
+}
+
+static void *abort_soon(void *group) {
+    usleep(100000); /* all ranks are inside by then; sooner or later, the end is the same */
+    CHECK_OK(tutti_group_abort(group, "the test says so"));
+    return NULL;
+}
+
+TEST_STANDIN(a_call_that_stays_inside_of_nccl_is_freed_at_its_deadline) {
+    tutti_group *group = tutti_world_group(world);
+    float *buffer = gpu_private(4096);
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL));
+    CHECK_OK(tutti_barrier(group, NULL));
+    set("inside", 1);
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_status status =
+        tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM,
+                         TUTTI_OPTIONS(tutti_call, .stream = stream, .executor = "nccl", .timeout_ns = 300000000));
+    CHECK_EQ(status, TUTTI_ERROR_TIMEOUT);
+    CHECK_MESSAGE("inside NCCL");
+    gpu_private_free(buffer);
+}
+
+TEST_STANDIN(an_abort_frees_calls_that_are_inside_of_nccl) {
+    tutti_group *group = tutti_world_group(world);
+    float *buffer = gpu_private(4096);
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL));
+    CHECK_OK(tutti_barrier(group, NULL));
+    set("inside", 1);
+    CHECK_OK(tutti_barrier(group, NULL));
+    pthread_t thread;
+    if (tutti_group_rank(group) == 1)
+        CHECK_EQ(pthread_create(&thread, NULL, abort_soon, group), 0);
+    CHECK_STATUS(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL), TUTTI_ERROR_ABORTED);
+    if (tutti_group_rank(group) == 1)
+        pthread_join(thread, NULL);
     gpu_private_free(buffer);
 }
 
@@ -442,6 +558,36 @@ static void with_own(tutti_world *world, void *argument) {
 TEST(a_communicator_of_the_program_is_used_and_never_freed) {
     begin();
     test_threads(RANKS, with_own, NULL);
+    CHECK_EQ(count("communicators"), RANKS);
+}
+
+static void abort_own(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    (void)argument;
+    gpu_begin();
+    lent[rank] = bring(group);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_OK(tutti_backend_communicator(group, "nccl", lent[rank]));
+    float *buffer = gpu_private(4);
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1, TUTTI_F32, TUTTI_SUM, BY_NCCL));
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_EQ(count("revoked"), 0);
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (rank == 1)
+        CHECK_OK(tutti_group_abort(group, "the test says so"));
+    CHECK_EQ(await_end(group), TUTTI_ERROR_ABORTED);
+    for (int i = 0; i < 30000 && count("revoked") < RANKS; i++) /* by each rank's watcher */
+        usleep(1000);
+    CHECK_STATUS(tutti_all_reduce(group, buffer, buffer, 1, TUTTI_F32, TUTTI_SUM, BY_NCCL), TUTTI_ERROR_ABORTED);
+    gpu_private_free(buffer);
+    gpu_end();
+}
+
+TEST(a_communicator_of_the_program_is_revoked_once_when_its_group_ends) {
+    begin();
+    test_threads(RANKS, abort_own, NULL);
+    CHECK_EQ(count("revoked"), RANKS);
     CHECK_EQ(count("communicators"), RANKS);
 }
 

@@ -46,7 +46,7 @@ def a_value_that_cannot_be_understood_is_pointed_out_and_hides_nothing():
 @test
 def a_setting_with_which_no_world_opens_is_pointed_out():
     for name, value in (("TUTTI_TUNING", "/no/such/table"), ("TUTTI_ALGORITHM", "all_reduce=fastest"), ("TUTTI_LOG", "loud"),
-                        ("TUTTI_HUGE_PAGES", "maybe"), ("TUTTI_FAULT", "rank=0,do=dance"), ("TUTTI_ISA", "mmx"), ("TUTTI_TRACE_ENTRIES", "1")):
+                        ("TUTTI_HUGE_PAGES", "maybe"), ("TUTTI_NVSHMEM_HEAP", "lots"), ("TUTTI_NVSHMEM_MAP", "some"), ("TUTTI_FAULT", "rank=0,do=dance"), ("TUTTI_ISA", "mmx"), ("TUTTI_TRACE_ENTRIES", "1")):
         status, output, _ = tutti("info", "--json", environment={name: value, "TUTTI_SPIN": "100"})
         settings = {setting["name"]: setting for setting in json.loads(output)["settings"]}
         assert settings[name].get("problem"), (name, settings[name])
@@ -121,28 +121,66 @@ def the_doctor_reports_every_subject_with_a_level():
     equal(status, 1 if report["failures"] else 0)
 
 
+# What is said about the library of a backend: its plug-in, the file, the words of what to install, how it is made old, and what it says then.
+LIBRARIES = (("nccl", "libnccl.so.2", "libnccl2", {"STANDIN_NCCL_VERSION": "22603"}, "NCCL 2.26.3"),
+             ("nvshmem", "libnvshmem_host.so.3", "nvidia-nvshmem-cu13", {"STANDIN_NVSHMEM": "old"}, "NVSHMEM 3.2.5"))
+
+
+def standins(name):
+    """The folder of the plug-in, and that of the stand-ins for its libraries; None where they were not built."""
+    tests = os.path.join(os.environ.get("TEST_BUILD", ""), "tests")
+    plugins = os.path.join(tests, "standin_nvshmem") if name == "nvshmem" else os.environ.get("TUTTI_PLUGIN_PATH", "")
+    libraries = os.path.join(tests, "standin") + ":" + os.path.join(tests, "standin_" + name)
+    there = os.path.exists(os.path.join(plugins, f"libtutti-{name}.so"))
+    return (plugins, libraries) if there else (None, None)
+
+
+def finding_of(name, environment):
+    _, output, _ = tutti("doctor", "--json", environment=environment)
+    return next(finding for finding in json.loads(output)["findings"] if finding["subject"] == name)
+
+
 @test
 def a_library_of_a_backend_that_is_missing_is_a_note_and_a_broken_one_a_warning():
-    plugins = os.environ.get("TUTTI_PLUGIN_PATH", "")
-    if not os.path.exists(os.path.join(plugins, "libtutti-nccl.so")):
-        return "the NCCL backend was not built"
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {"TUTTI_PLUGIN_PATH": plugins, "LD_LIBRARY_PATH": folder}
-        _, output, _ = tutti("doctor", "--json", environment=environment)
-        finding = next(finding for finding in json.loads(output)["findings"] if finding["subject"] == "nccl")
-        if finding["level"] != "good":  # the machine may have one
-            equal(finding["level"], "note")
-            contains(finding["finding"], "libnccl2")
-        with open(os.path.join(folder, "libnccl.so.2"), "w") as file:
-            file.write("no library")
-        _, output, _ = tutti("doctor", "--json", environment=environment)
-        finding = next(finding for finding in json.loads(output)["findings"] if finding["subject"] == "nccl")
+    for name, file, install, _, _ in LIBRARIES:
+        plugins, _ = standins(name)
+        if plugins is None:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {"TUTTI_PLUGIN_PATH": plugins, "LD_LIBRARY_PATH": folder}
+            finding = finding_of(name, environment)
+            if finding["level"] != "good":  # the machine may have one
+                equal(finding["level"], "note")
+                contains(finding["finding"], install)
+            with open(os.path.join(folder, file), "w") as broken:
+                broken.write("no library")
+            finding = finding_of(name, environment)
+            equal(finding["level"], "warning")
+            contains(finding["finding"], "cannot be loaded")
+            contains(finding["fix"], install)
+            status, output, _ = tutti("info", environment=environment)
+            equal(status, 0)
+            contains(output, "cannot be loaded")
+
+
+@test
+def a_library_of_a_backend_that_is_too_old_is_a_warning_with_its_version():
+    for name, file, install, old, version in LIBRARIES:
+        plugins, libraries = standins(name)
+        if plugins is None or not os.path.exists(os.path.join(libraries.split(":")[1], file)):
+            continue
+        environment = {"TUTTI_PLUGIN_PATH": plugins, "LD_LIBRARY_PATH": libraries}
+        finding = finding_of(name, environment)
+        equal(finding["level"], "good")
+        contains(finding["finding"], file)
+        finding = finding_of(name, {**environment, **old})
         equal(finding["level"], "warning")
-        contains(finding["finding"], "cannot be loaded")
-        contains(finding["fix"], "libnccl2")
-        status, output, _ = tutti("info", environment=environment)
+        contains(finding["finding"], version)
+        contains(finding["finding"], "too old")
+        contains(finding["fix"], install)
+        status, output, _ = tutti("info", environment={**environment, **old})
         equal(status, 0)
-        contains(output, "cannot be loaded")
+        contains(output, version)
 
 
 @test

@@ -5,8 +5,10 @@
  *
  * NCCL adds in an order of its own: the promise of the same bits does not hold here, and tutti_group_ran says who ran.
  */
+#include <stdlib.h>
 #include <string.h>
 
+#include "base/float16.h"
 #include "nccl.h"
 
 /* ---- types ---- */
@@ -74,7 +76,7 @@ static bool find_reduction(const arithmetic *arithmetic, tutti_reduction reducti
         return !arithmetic->boolean;
     case TUTTI_PREMUL_SUM:
         *op = ncclSum;
-        return arithmetic->type == ncclFloat32 || arithmetic->type == ncclFloat64;
+        return arithmetic->type >= ncclFloat16; /* floats; behind them are no others */
     default:
         return false;
     }
@@ -105,9 +107,28 @@ static bool serves(void *state, const tutti_group *group, const tu_device_task *
 
 /* ---- memory of our own ---- */
 
+/* Memory that is not used any more, unless a graph still writes to it. */
+static tutti_status retire_scratch(tu_nccl_group *on) {
+    tu_cuda *cuda = &on->nccl->cuda;
+    if (on->scratch == 0)
+        return TUTTI_OK;
+    if (!on->scratch_captured) {
+        cuda->driver.cuMemFree(on->scratch); /* waits for the device */
+        return TUTTI_OK;
+    }
+    tu_nccl_spent *spent = malloc(sizeof *spent);
+    if (spent == NULL)
+        return cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group of NCCL");
+    *spent = (tu_nccl_spent){ .memory = on->scratch, .next = on->spent };
+    on->spent = spent;
+    on->scratch_captured = false;
+    return TUTTI_OK;
+}
+
 /* Grows; never while a stream captures, since the driver would refuse. */
 static tutti_status get_scratch(tu_nccl_group *on, size_t bytes, bool capturing, const char *name) {
     tu_cuda *cuda = &on->nccl->cuda;
+    on->scratch_captured = on->scratch_captured || (capturing && bytes <= on->scratch_bytes);
     if (bytes <= on->scratch_bytes)
         return TUTTI_OK;
     if (capturing)
@@ -120,8 +141,11 @@ static tutti_status get_scratch(tu_nccl_group *on, size_t bytes, bool capturing,
     CUresult result = cuda->driver.cuMemAlloc(&made, rounded);
     if (result != CUDA_SUCCESS)
         return tu_cuda_error(cuda, result, "cuMemAlloc");
-    if (on->scratch != 0)
-        cuda->driver.cuMemFree(on->scratch); /* waits for the device */
+    tutti_status status = retire_scratch(on);
+    if (status != TUTTI_OK) {
+        cuda->driver.cuMemFree(made);
+        return status;
+    }
     on->scratch = made;
     on->scratch_bytes = rounded;
     return TUTTI_OK;
@@ -141,16 +165,42 @@ typedef struct call {
 } call;
 
 static void call_barrier(call *call) {
+    call->status = get_scratch(call->on, 1, call->capturing, call->task->name); /* is there: prepare */
+    if (call->status != TUTTI_OK)
+        return;
     void *word = (void *)(uintptr_t)call->on->scratch;
     call->result = call->nccl->ncclAllReduce(word, word, 1, ncclInt32, ncclSum, call->comm, call->task->stream);
 }
 
 /* A factor in the arithmetic of the elements, which NCCL reads before it returns. */
 static ncclResult_t make_operator(const call *call, const arithmetic *arithmetic, ncclRedOp_t *op) {
-    double factor = call->task->factor;
-    float single = (float)factor;
-    void *scalar = arithmetic->type == ncclFloat64 ? (void *)&factor : (void *)&single;
-    return call->nccl->ncclRedOpCreatePreMulSum(op, scalar, arithmetic->type, ncclScalarHostImmediate, call->comm);
+    union {
+        double wide;
+        float single;
+        uint16_t half;
+        uint8_t byte;
+    } scalar = { .wide = call->task->factor };
+    float single = (float)call->task->factor; /* it was an element of the type: nothing is rounded twice */
+    switch (arithmetic->type) {
+    case ncclFloat32:
+        scalar.single = single;
+        break;
+    case ncclFloat16:
+        scalar.half = tu_f32_to_f16(single);
+        break;
+    case ncclBfloat16:
+        scalar.half = tu_f32_to_bf16(single);
+        break;
+    case ncclFloat8e4m3:
+        scalar.byte = tu_f32_to_e4m3(single);
+        break;
+    case ncclFloat8e5m2:
+        scalar.byte = tu_f32_to_e5m2(single);
+        break;
+    default:
+        break;
+    }
+    return call->nccl->ncclRedOpCreatePreMulSum(op, &scalar, arithmetic->type, ncclScalarHostImmediate, call->comm);
 }
 
 /* reduce_scatter of unequal parts: a reduction for each part, all as one. */
@@ -347,7 +397,9 @@ static tutti_status enqueue(tu_nccl_group *on, tu_device_task *task) {
     tutti_status status = mark(on, offsetof(tu_nccl_marks, begun), task->stream);
     if (status != TUTTI_OK)
         return status;
+    tu_nccl_go_inside(on, deadline);
     call_shape(&call);
+    tu_nccl_come_out(on);
     status = call.status;
     if (status == TUTTI_OK)
         status = tu_nccl_settle(on, call.result, deadline, task->name);
@@ -431,4 +483,5 @@ const tu_device_executor tu_nccl_executor = {
     .serves = serves,
     .check = check,
     .meets = true,
+    .own_order = true,
 };

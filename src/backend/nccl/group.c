@@ -33,18 +33,48 @@ tutti_status tu_nccl_error(const tu_nccl_group *on, ncclResult_t result, const c
         library->ncclGetErrorString(result), more != NULL && more[0] != 0 ? ", last: " : "", more != NULL ? more : "");
 }
 
-void tu_nccl_abort(tu_nccl_group *on) {
-    tu_nccl *nccl = on->nccl;
+/* Takes the communicator away from everybody, the watcher too. */
+static ncclComm_t take_comm(tu_nccl_group *on) {
+    pthread_mutex_lock(&on->stop_lock);
     ncclComm_t comm = on->comm;
     on->comm = NULL;
+    pthread_mutex_unlock(&on->stop_lock);
+    return comm;
+}
+
+void tu_nccl_abort(tu_nccl_group *on) {
+    tu_nccl *nccl = on->nccl;
+    ncclComm_t comm = take_comm(on), parent = on->parent;
     on->aborted = true;
-    if (comm == NULL || tu_cuda_enter(&nccl->cuda, on->device) != TUTTI_OK)
+    on->parent = NULL;
+    if ((comm == NULL && parent == NULL) || tu_cuda_enter(&nccl->cuda, on->device) != TUTTI_OK)
         return;
-    ncclResult_t result = on->brought ? nccl->library.ncclCommRevoke(comm, 0) : nccl->library.ncclCommAbort(comm);
+    ncclResult_t result = ncclSuccess;
+    if (comm != NULL)
+        result = on->brought ? nccl->library.ncclCommRevoke(comm, 0) : nccl->library.ncclCommAbort(comm);
+    if (parent != NULL)
+        (void)nccl->library.ncclCommAbort(parent);
     if (result != ncclSuccess && result != ncclInProgress)
         nccl->cuda.host->log(nccl->cuda.world, TUTTI_LOG_WARN, "nccl", "the communicator of group %s did not end: %s",
                              on->name, nccl->library.ncclGetErrorString(result));
     tu_cuda_leave(&nccl->cuda);
+}
+
+void tu_nccl_stop(tu_nccl_group *on) {
+    pthread_mutex_lock(&on->stop_lock);
+    if (on->comm != NULL && atomic_exchange_explicit(&on->inside_until, 0, memory_order_acq_rel) != 0)
+        (void)on->nccl->library.ncclCommRevoke(on->comm, 0); /* the call comes back, and its thread aborts */
+    pthread_mutex_unlock(&on->stop_lock);
+}
+
+void tu_nccl_go_inside(tu_nccl_group *on, int64_t deadline) {
+    if (on->parent != NULL)
+        atomic_store_explicit(&on->inside_until, deadline, memory_order_release); /* pairs with tu_nccl_stop */
+}
+
+void tu_nccl_come_out(tu_nccl_group *on) {
+    if (on->parent != NULL)
+        atomic_store_explicit(&on->inside_until, 0, memory_order_release);
 }
 
 static bool has_ended(const tu_nccl_group *on) {
@@ -90,6 +120,8 @@ tutti_status tu_nccl_settle(tu_nccl_group *on, ncclResult_t result, int64_t dead
         else
             nanosleep(&(struct timespec){ .tv_nsec = 50000 }, NULL);
     }
+    if (status == TUTTI_OK && result != ncclSuccess && on->parent != NULL) /* it may have been stopped */
+        status = look(on, deadline, &next_look, what);
     if (status == TUTTI_OK && result != ncclSuccess)
         status = tu_nccl_error(on, result, what);
     if (status != TUTTI_OK)
@@ -202,6 +234,20 @@ static tutti_status compare(const tu_nccl_group *on, const introduction *all) {
 
 /* ---- making ---- */
 
+/* All members together. The split is the non-blocking communicator's business, and so comes back. */
+static tutti_status split_blocking(tu_nccl_group *on, ncclConfig_t config, int64_t deadline) {
+    ncclComm_t made = NULL;
+    config.blocking = 1;
+    ncclResult_t result = on->nccl->library.ncclCommSplit(on->comm, 0, on->rank, &made, &config);
+    tutti_status status = tu_nccl_settle(on, result, deadline, "making the communicator");
+    if (status != TUTTI_OK)
+        return status;
+    on->parent = on->comm;
+    on->comm = made;
+    return made != NULL ? tu_nccl_settle(on, ncclInProgress, deadline, "making the communicator")
+                        : tu_nccl_error(on, ncclInternalError, "making the communicator");
+}
+
 static tutti_status enter_nccl(tu_nccl_group *on, const ncclUniqueId *id, int64_t deadline) {
     tu_nccl *nccl = on->nccl;
     ncclConfig_t config = { .size = sizeof config,
@@ -225,6 +271,8 @@ static tutti_status enter_nccl(tu_nccl_group *on, const ncclUniqueId *id, int64_
     if (on->comm == NULL && (result == ncclSuccess || result == ncclInProgress))
         result = ncclInternalError;
     status = tu_nccl_settle(on, result, deadline, "making the communicator");
+    if (status == TUTTI_OK && nccl->library.ncclCommRevoke != NULL)
+        status = split_blocking(on, config, deadline);
     tu_cuda_leave(&nccl->cuda);
     return status;
 }
@@ -249,12 +297,58 @@ static tutti_status equip(tu_nccl_group *on) {
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, "preparing a group for NCCL");
 }
 
+/* What a blocking communicator waits for while it ends: on a thread of its own, so that it can be stopped. */
+typedef struct ending {
+    tu_nccl_group *on;
+    ncclComm_t comm;
+    ncclResult_t result;
+    _Atomic bool over;
+} ending;
+
+static void *finalize(void *argument) {
+    ending *ending = argument;
+    tu_cuda *cuda = &ending->on->nccl->cuda;
+    if (tu_cuda_enter(cuda, ending->on->device) == TUTTI_OK) {
+        ending->result = ending->on->nccl->library.ncclCommFinalize(ending->comm);
+        tu_cuda_leave(cuda);
+    }
+    atomic_store_explicit(&ending->over, true, memory_order_release); /* pairs with end_blocking */
+    return NULL;
+}
+
+static void end_blocking(tu_nccl_group *on) {
+    const tu_nccl_library *library = &on->nccl->library;
+    const tu_backend_host *host = on->nccl->cuda.host;
+    ending ending = { .on = on, .comm = on->comm, .result = ncclRemoteError };
+    pthread_t thread;
+    if (!has_ended(on) && pthread_create(&thread, NULL, finalize, &ending) == 0) {
+        int64_t until = host->now() + RETIRE_NS;
+        bool over = false;
+        while (!(over = atomic_load_explicit(&ending.over, memory_order_acquire)) && host->now() < until)
+            nanosleep(&(struct timespec){ .tv_nsec = 50000 }, NULL);
+        if (!over)
+            (void)library->ncclCommRevoke(on->comm, 0); /* then it comes back */
+        pthread_join(thread, NULL);
+    }
+    if (ending.result == ncclSuccess) {
+        (void)library->ncclCommDestroy(take_comm(on));
+        (void)library->ncclCommAbort(on->parent); /* nothing has ever run on it */
+        on->parent = NULL;
+    } else {
+        tu_nccl_abort(on);
+    }
+}
+
 /* Ends the communicator; the others may have ended theirs, or still be at work. */
 static void end_communicator(tu_nccl_group *on) {
     const tu_nccl_library *library = &on->nccl->library;
     const tu_backend_host *host = on->nccl->cuda.host;
     if (on->comm == NULL || on->brought)
         return;
+    if (on->parent != NULL) {
+        end_blocking(on);
+        return;
+    }
     ncclResult_t result = has_ended(on) ? ncclRemoteError : library->ncclCommFinalize(on->comm);
     int64_t until = host->now() + RETIRE_NS;
     while (result == ncclInProgress && host->now() < until) {
@@ -277,11 +371,18 @@ static void free_group(tu_nccl_group *on) {
             cuda->driver.cuEventDestroy(on->last_event);
         if (on->scratch != 0)
             cuda->driver.cuMemFree(on->scratch);
+        for (const tu_nccl_spent *spent = on->spent; spent != NULL; spent = spent->next)
+            cuda->driver.cuMemFree(spent->memory);
         if (on->marks != NULL)
             cuda->driver.cuMemFreeHost(on->marks); /* waits for the device: nobody counts in it any more */
         tu_cuda_leave(cuda);
     }
+    for (tu_nccl_spent *spent = on->spent, *next; spent != NULL; spent = next) {
+        next = spent->next;
+        free(spent);
+    }
     pthread_mutex_destroy(&on->lock);
+    pthread_mutex_destroy(&on->stop_lock);
     free(on);
 }
 
@@ -315,23 +416,29 @@ static tutti_status build(tu_nccl_group *on, int64_t deadline) {
     return status;
 }
 
-static void take_brought(tu_nccl *nccl, tu_nccl_group *on) {
-    pthread_mutex_lock(&nccl->lock);
-    for (tu_nccl_brought *one = nccl->brought; one != NULL; one = one->next) {
-        if (one->group == on->group) {
-            on->comm = one->comm;
-            on->brought = true;
-        }
-    }
-    pthread_mutex_unlock(&nccl->lock);
+/* With lock held: the group's, made or being made; NULL: neither. */
+static tu_nccl_group *find(const tu_nccl *nccl, const tutti_group *group) {
+    tu_nccl_group *found = nccl->groups;
+    while (found != NULL && found->group != group)
+        found = found->next;
+    return found;
 }
 
-static tutti_status make(tu_nccl *nccl, tutti_group *group, int device_index, int64_t deadline,
-                         tu_nccl_group **result) {
+static void take_out(tu_nccl *nccl, const tu_nccl_group *on) {
+    tu_nccl_group **link = &nccl->groups;
+    while (*link != on)
+        link = &(*link)->next;
+    *link = on->next;
+}
+
+/* One that nobody else touches before it is made. */
+static tu_nccl_group *begin(tu_nccl *nccl, tutti_group *group, int device_index) {
     const tu_backend_host *host = nccl->cuda.host;
     tu_nccl_group *on = calloc(1, sizeof *on);
-    if (on == NULL)
-        return host->error(TUTTI_ERROR_MEMORY, "out of memory for a group of NCCL");
+    if (on == NULL) {
+        (void)host->error(TUTTI_ERROR_MEMORY, "out of memory for a group of NCCL");
+        return NULL;
+    }
     *on = (tu_nccl_group){ .nccl = nccl,
                            .group = group,
                            .rank = host->group_rank(group),
@@ -339,8 +446,67 @@ static tutti_status make(tu_nccl *nccl, tutti_group *group, int device_index, in
                            .device_index = device_index };
     snprintf(on->name, sizeof on->name, "%s", host->group_name(group));
     pthread_mutex_init(&on->lock, NULL);
-    take_brought(nccl, on);
+    pthread_mutex_init(&on->stop_lock, NULL);
+    for (const tu_nccl_brought *one = nccl->brought; one != NULL; one = one->next) {
+        if (one->group == group) {
+            on->comm = one->comm;
+            on->brought = true;
+        }
+    }
+    on->next = nccl->groups;
+    nccl->groups = on;
+    return on;
+}
+
+tu_nccl_group *tu_nccl_group_find(tu_nccl *nccl, const tutti_group *group) {
+    pthread_mutex_lock(&nccl->lock);
+    tu_nccl_group *found = find(nccl, group);
+    if (found != NULL && !found->made)
+        found = NULL;
+    pthread_mutex_unlock(&nccl->lock);
+    return found;
+}
+
+/* With lock held: until another thread of this rank has made the group's, or failed to. */
+static void await_maker(tu_nccl *nccl, const tutti_group *group, int64_t deadline) {
+    const tu_nccl_group *at;
+    while ((at = find(nccl, group)) != NULL && !at->made && nccl->cuda.host->now() < deadline) {
+        struct timespec soon;
+        clock_gettime(CLOCK_MONOTONIC, &soon);
+        soon.tv_nsec += 20000000;
+        soon.tv_sec += soon.tv_nsec / 1000000000;
+        soon.tv_nsec %= 1000000000;
+        pthread_cond_timedwait(&nccl->lock_change, &nccl->lock, &soon);
+    }
+}
+
+/* The first thread of this rank that needs it makes it, with the other members; others wait for that one. */
+static tutti_status make(tu_nccl *nccl, tutti_group *group, int device_index, int64_t deadline,
+                         tu_nccl_group **result) {
+    const tu_backend_host *host = nccl->cuda.host;
+    pthread_mutex_lock(&nccl->lock);
+    await_maker(nccl, group, deadline);
+    tu_nccl_group *on = find(nccl, group);
+    bool mine = on == NULL;
+    if (mine)
+        on = begin(nccl, group, device_index);
+    bool made = on != NULL && on->made;
+    pthread_mutex_unlock(&nccl->lock);
+    *result = on;
+    if (on == NULL)
+        return TUTTI_ERROR_MEMORY;
+    if (made)
+        return TUTTI_OK;
+    if (!mine)
+        return host->error(TUTTI_ERROR_TIMEOUT, "group %s: another thread of rank %d makes its NCCL communicator",
+                           host->group_name(group), host->group_rank(group));
     tutti_status status = build(on, deadline);
+    pthread_mutex_lock(&nccl->lock);
+    on->made = status == TUTTI_OK;
+    if (!on->made)
+        take_out(nccl, on);
+    pthread_cond_broadcast(&nccl->lock_change);
+    pthread_mutex_unlock(&nccl->lock);
     if (status != TUTTI_OK) {
         tu_nccl_abort(on);
         free_group(on);
@@ -348,34 +514,16 @@ static tutti_status make(tu_nccl *nccl, tutti_group *group, int device_index, in
     }
     host->log(nccl->cuda.world, TUTTI_LOG_INFO, "nccl", "group %s has a communicator of %d ranks%s", on->name, on->size,
               on->brought ? ", brought by the program" : "");
-    *result = on;
+    tu_nccl_watch(nccl);
     return TUTTI_OK;
-}
-
-tu_nccl_group *tu_nccl_group_find(tu_nccl *nccl, const tutti_group *group) {
-    pthread_mutex_lock(&nccl->lock);
-    tu_nccl_group *found = nccl->groups;
-    while (found != NULL && found->group != group)
-        found = found->next;
-    pthread_mutex_unlock(&nccl->lock);
-    return found;
 }
 
 tutti_status tu_nccl_group_get(tu_nccl *nccl, tutti_group *group, int device_index, int64_t deadline,
                                tu_nccl_group **result) {
     *result = tu_nccl_group_find(nccl, group);
-    if (*result == NULL) {
-        tutti_status status = make(nccl, group, device_index, deadline, result);
-        if (status != TUTTI_OK)
-            return status;
-        pthread_mutex_lock(&nccl->lock);
-        (*result)->next = nccl->groups;
-        nccl->groups = *result;
-        pthread_mutex_unlock(&nccl->lock);
-        tu_nccl_watch(nccl);
-    }
-    if (device_index < 0 || device_index == (*result)->device_index)
-        return TUTTI_OK;
+    tutti_status status = *result == NULL ? make(nccl, group, device_index, deadline, result) : TUTTI_OK;
+    if (status != TUTTI_OK || device_index < 0 || device_index == (*result)->device_index)
+        return status;
     return nccl->cuda.host->error(TUTTI_ERROR_ARGUMENT, "group %s uses NCCL on GPU %d of this rank, not on GPU %d",
                                   (*result)->name, (*result)->device_index, device_index);
 }

@@ -277,8 +277,10 @@ static void *find_multicast(const tu_nccl_map *made) {
 static tutti_status register_window(tu_nccl_map *made, const tu_backend_block *own, int64_t deadline) {
     tu_nccl_group *on = made->on;
     const tu_nccl_block *block = own->handle;
+    tu_nccl_go_inside(on, deadline);
     ncclResult_t result = on->nccl->library.ncclCommWindowRegister(on->comm, own->address, block->room + PAGE,
                                                                    &made->window, NCCL_WIN_COLL_SYMMETRIC);
+    tu_nccl_come_out(on);
     return tu_nccl_settle(on, result, deadline, "registering a window");
 }
 
@@ -286,7 +288,9 @@ static void drop_window(tu_nccl_map *made, int64_t deadline) {
     tu_nccl_group *on = made->on;
     if (made->window == NULL || on->comm == NULL) /* an aborted communicator has dropped its windows */
         return;
+    tu_nccl_go_inside(on, deadline);
     ncclResult_t result = on->nccl->library.ncclCommWindowDeregister(on->comm, made->window);
+    tu_nccl_come_out(on);
     (void)tu_nccl_settle(on, result, deadline, "deregistering a window");
     made->window = NULL;
 }

@@ -6,9 +6,14 @@
  * the CUDA backend's: its host side and its kernels are part of this plug-in, and a tu_nccl begins with a tu_cuda.
  *
  * NCCL waits for ever where a rank does not come, and two ranks that call different things hang or corrupt memory. So
- * nobody enters it before Tutti has seen on the host that all ranks make the same call (tu_device_executor.meets); all
- * communicators are non-blocking, so that every call of NCCL comes back; and a watcher ends a group's communicator when
- * a rank has died, the group has ended, or the stream has been in an operation until its deadline.
+ * nobody enters it before Tutti has seen on the host that all ranks make the same call (tu_device_executor.meets), and
+ * a watcher ends a group's communicator when a rank has died, the group has ended, or the stream has been in an
+ * operation until its deadline.
+ *
+ * Communicators are made in NCCL's non-blocking mode, so that the call comes back whatever the other ranks do. There
+ * each operation is done by a thread that NCCL starts for it, which takes five times as long as the operation. So where
+ * a communicator can be stopped by another thread without being freed (ncclCommRevoke, 2.28), operations are called on
+ * a blocking one that is split from the first; the watcher stops it when a call stays inside until its deadline.
  */
 #ifndef TU_NCCL_NCCL_H
 #define TU_NCCL_NCCL_H
@@ -28,8 +33,9 @@ typedef struct tu_nccl_brought {
 typedef struct tu_nccl {
     tu_cuda cuda; /* first: functions of the CUDA backend take this for theirs */
     tu_nccl_library library;
-    pthread_mutex_t lock;  /* the list of groups */
-    tu_nccl_group *groups; /* under lock, and so is: */
+    pthread_mutex_t lock;       /* the list of groups */
+    pthread_cond_t lock_change; /* one was made, or was not */
+    tu_nccl_group *groups;      /* under lock, and so is: */
     tu_nccl_brought *brought;
     pthread_t watcher; /* watch.c */
     pthread_mutex_t watch_lock;
@@ -53,6 +59,11 @@ typedef struct tu_nccl_said {
     int64_t timeout_ns;
 } tu_nccl_said;
 
+typedef struct tu_nccl_spent {
+    CUdeviceptr memory;
+    struct tu_nccl_spent *next;
+} tu_nccl_spent;
+
 /* A group on a device: its communicator. */
 struct tu_nccl_group {
     tu_nccl *nccl;
@@ -63,8 +74,14 @@ struct tu_nccl_group {
     char name[64];
     bool brought; /* the communicator is the program's: never freed here */
     tu_nccl_group *next;
+    bool made; /* under tu_nccl.lock: all members have it; until then it is its maker's alone */
+
+    /* Until when the call of NCCL that holds `lock` may stay inside; 0: there is none, or it comes back by itself. */
+    _Atomic int64_t inside_until;
+    pthread_mutex_t stop_lock; /* the watcher stops a call of another thread: comm does not go away meanwhile */
 
     pthread_mutex_t lock; /* everything below: calls of NCCL on this communicator come one after the other */
+    ncclComm_t parent;    /* non-blocking: from which comm, a blocking one, was split; NULL: comm is not blocking */
     ncclComm_t comm;      /* NULL: not made, or aborted */
     bool aborted;
     CUstream last_stream; /* of the last operation, where last_event has been recorded */
@@ -72,6 +89,8 @@ struct tu_nccl_group {
     bool last_recorded;
     CUdeviceptr scratch; /* on the device; for barriers and inputs in place */
     size_t scratch_bytes;
+    bool scratch_captured;  /* a graph has its address: it stays until the group goes */
+    tu_nccl_spent *spent;   /* scratch that was outgrown, and has been captured */
     tu_nccl_marks *marks;   /* pinned */
     CUdeviceptr marks_here; /* the same for kernels */
     uint64_t number;        /* operations so far */
@@ -92,6 +111,11 @@ tu_nccl_group *tu_nccl_group_find(tu_nccl *nccl, const tutti_group *group);
 tutti_status tu_nccl_bring(void *state, tutti_group *group, void *communicator);
 /* Stops what is under way, and later calls of NCCL. The caller holds on->lock. */
 void tu_nccl_abort(tu_nccl_group *on);
+/* Frees another thread from a call of NCCL that it is in; that thread aborts. */
+void tu_nccl_stop(tu_nccl_group *on);
+/* Around calls of NCCL that may stay inside; the caller holds on->lock. */
+void tu_nccl_go_inside(tu_nccl_group *on, int64_t deadline);
+void tu_nccl_come_out(tu_nccl_group *on);
 void tu_nccl_forget(void *state, tutti_group *group);
 void tu_nccl_groups_free(tu_nccl *nccl);
 

@@ -63,9 +63,12 @@ static bool has_ended(const tu_nccl_group *on) {
 static void look_at(tu_nccl_group *on) {
     const tu_backend_host *host = on->nccl->cuda.host;
     (void)host->group_look(on->group);
-    /* Whoever has the lock is in a call of NCCL, which comes back, and looks itself. */
-    if (pthread_mutex_trylock(&on->lock) != 0)
+    if (pthread_mutex_trylock(&on->lock) != 0) { /* somebody is in a call of NCCL */
+        int64_t until = atomic_load_explicit(&on->inside_until, memory_order_acquire);
+        if (until != 0 && (has_ended(on) || host->now() > until))
+            tu_nccl_stop(on);
         return;
+    }
     if (on->comm != NULL) {
         tutti_status status = has_ended(on) ? TUTTI_ERROR_ABORTED : look_at_stream(on);
         if (status == TUTTI_OK)
@@ -78,12 +81,19 @@ static void look_at(tu_nccl_group *on) {
     pthread_mutex_unlock(&on->lock);
 }
 
-/* With watch_lock held: groups do not go away meanwhile, and new ones come in front. */
-static void look(tu_nccl *nccl) {
+/* The next group behind `on` that is made; the first for NULL. */
+static tu_nccl_group *next_made(tu_nccl *nccl, const tu_nccl_group *on) {
     pthread_mutex_lock(&nccl->lock);
-    tu_nccl_group *first = nccl->groups;
+    tu_nccl_group *next = on == NULL ? nccl->groups : on->next;
+    while (next != NULL && !next->made)
+        next = next->next;
     pthread_mutex_unlock(&nccl->lock);
-    for (tu_nccl_group *on = first; on != NULL; on = on->next)
+    return next;
+}
+
+/* With watch_lock held: groups that are made do not go away meanwhile. */
+static void look(tu_nccl *nccl) {
+    for (tu_nccl_group *on = next_made(nccl, NULL); on != NULL; on = next_made(nccl, on))
         look_at(on);
 }
 
@@ -128,6 +138,7 @@ void tu_nccl_watch_start(tu_nccl *nccl) {
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&nccl->watch_wake, &attributes);
+    pthread_cond_init(&nccl->lock_change, &attributes);
     pthread_condattr_destroy(&attributes);
     pthread_mutex_init(&nccl->watch_lock, NULL);
 }
@@ -141,5 +152,6 @@ void tu_nccl_watch_stop(tu_nccl *nccl) {
     if (watched)
         pthread_join(nccl->watcher, NULL);
     pthread_cond_destroy(&nccl->watch_wake);
+    pthread_cond_destroy(&nccl->lock_change);
     pthread_mutex_destroy(&nccl->watch_lock);
 }
