@@ -151,6 +151,33 @@ static void open_twice(tutti_world *world, void *argument) {
     tutti_memory_release(memory);
 }
 
+/* The heap and the kernels stay with the process: 24 of 32 MiB would not be there a second time. */
+static void open_worlds(tutti_world *first, void *argument) {
+    (void)argument;
+    for (int round = 0; round < 3; round++) {
+        tutti_world_options options = TUTTI_WORLD_OPTIONS_INIT;
+        tutti_world *world;
+        tutti_memory *memory;
+        options.name = round % 2 == 0 ? "even" : "odd";
+        CHECK_OK(tutti_world_open(&options, &world));
+        open_backend(world);
+        CHECK_OK(tutti_memory_alloc(world, (size_t)24 << 20, &on_gpu, &memory));
+        use(memory, tutti_world_group(world));
+        if (round == 0)
+            CHECK_STATUS(tutti_backend_open(first, "nvshmem", NULL), TUTTI_ERROR_UNSUPPORTED);
+        tutti_memory_release(memory);
+        CHECK_OK(tutti_world_finish(world, 0));
+    }
+    open_twice(first, argument);
+}
+
+TEST(worlds_one_after_the_other_have_the_heap_of_the_first) {
+    need();
+    setenv("TUTTI_NVSHMEM_HEAP", "32M", 1);
+    test_processes(2, open_worlds, NULL);
+    _exit(0);
+}
+
 TEST(heap_and_peers_of_two_ranks) {
     need();
     test_processes(2, open_twice, NULL);

@@ -31,6 +31,7 @@ static struct {
         size_t bytes;
     } slabs[TU_NVSHMEM_SLABS]; /* in the order in which all ranks made them */
     int slab_count;
+    CUmodule module; /* the kernels with device functions: NVSHMEM keeps hold of it. NULL: not loaded yet */
 } process;
 
 /* ---- calls that may not come back ---- */
@@ -363,13 +364,23 @@ static tutti_status load_kernels(tu_nvshmem *nvshmem) {
     tutti_status status = tu_cuda_enter(&nvshmem->cuda, nvshmem->device);
     if (status != TUTTI_OK)
         return status;
-    CUresult result = driver->cuModuleLoadData(&nvshmem->module, tu_nvshmem_image);
+    pthread_mutex_lock(&process_lock);
+    CUmodule module = process.module;
+    pthread_mutex_unlock(&process_lock);
+    bool loaded = module != NULL;
+    CUresult result = loaded ? CUDA_SUCCESS : driver->cuModuleLoadData(&module, tu_nvshmem_image);
+    nvshmem->module = module;
     for (int i = 0; result == CUDA_SUCCESS && i < TU_NVSHMEM_KERNELS; i++) {
         result = driver->cuModuleGetFunction(&nvshmem->kernels[i], nvshmem->module, names[i]);
         if (result == CUDA_SUCCESS && driver->cuFuncLoad != NULL)
             result = driver->cuFuncLoad(nvshmem->kernels[i]);
     }
-    int initialised = result == CUDA_SUCCESS ? nvshmem->library->nvshmemx_cumodule_init(nvshmem->module) : 0;
+    int initialised = result == CUDA_SUCCESS && !loaded ? nvshmem->library->nvshmemx_cumodule_init(module) : 0;
+    if (result == CUDA_SUCCESS && initialised == 0) {
+        pthread_mutex_lock(&process_lock);
+        process.module = module; /* for the next world of this process too */
+        pthread_mutex_unlock(&process_lock);
+    }
     tu_cuda_leave(&nvshmem->cuda);
     if (result != CUDA_SUCCESS)
         return tu_cuda_error(&nvshmem->cuda, result, "loading the kernels that use NVSHMEM");

@@ -87,6 +87,29 @@ static tutti_status make(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadli
     return status;
 }
 
+/* Whether all members have it: a team that one of them lacks is kept by nobody, since the next group of the same
+ * members would wait for that one in NVSHMEM. */
+static tutti_status agree(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, tutti_status own) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    int size = host->group_size(group);
+    int32_t mine = (int32_t)own, *all = calloc((size_t)size, sizeof *all);
+    if (all == NULL)
+        return host->error(TUTTI_ERROR_MEMORY, "out of memory for a team");
+    tutti_status status = nvshmem->lost
+                              ? own /* the group has ended, or its time is over: nobody comes to an exchange */
+                              : host->exchange(group, "a team of NVSHMEM", &mine, sizeof mine, -1, deadline, all, NULL);
+    for (int i = 0; status == TUTTI_OK && i < size; i++) {
+        if (all[i] == TUTTI_OK)
+            continue;
+        status = own != TUTTI_OK ? own
+                                 : host->error((tutti_status)all[i], "member %d of group %s got no team of NVSHMEM", i,
+                                               host->group_name(group));
+        host->error_at_fault(i);
+    }
+    free(all);
+    return status;
+}
+
 static tutti_status keep(tu_nvshmem *nvshmem, const tutti_group *group, int32_t team, const offer *offers, bool made) {
     int count = nvshmem->cuda.host->group_size(group);
     tu_nvshmem_team *kept = malloc(sizeof *kept + (size_t)count * sizeof *kept->pes);
@@ -155,7 +178,7 @@ tutti_status tu_nvshmem_team_get(tu_nvshmem *nvshmem, tutti_group *group, int64_
     if (everybody)
         *team = TU_NVSHMEM_TEAM_WORLD;
     else if (made && status == TUTTI_OK)
-        status = make(nvshmem, group, deadline, offers, team);
+        status = agree(nvshmem, group, deadline, make(nvshmem, group, deadline, offers, team));
     if (status == TUTTI_OK)
         status = keep(nvshmem, group, *team, offers, made);
     free(offers);
