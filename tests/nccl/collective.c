@@ -299,6 +299,31 @@ TEST_NCCL(a_stream_that_is_stuck_ends_the_group_at_the_deadline_and_the_device_g
     gpu_private_free(buffer);
 }
 
+/* The same with more operations than NCCL and the driver have room for: calls would stay inside. */
+TEST_NCCL(calls_behind_a_stream_that_is_stuck_come_back_at_the_deadline) {
+    static const unsigned seconds = 4;
+    tutti_group *group = tutti_world_group(world);
+    float *buffer = gpu_private(4096);
+    tutti_status status = TUTTI_OK;
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL));
+    nccl_settle();
+    CUresult (*launch)(CUstream, void (*)(void *), void *);
+    *(void **)&launch = dlsym(gpu.library, "cuLaunchHostFunc");
+    if (tutti_group_rank(group) == 1)
+        CHECK_CUDA(launch(stream, sleep_on_host, (void *)(uintptr_t)&seconds));
+    for (int i = 0; i < 200000 && status == TUTTI_OK; i++)
+        status =
+            tutti_all_reduce(group, buffer, buffer, 1000, TUTTI_F32, TUTTI_SUM,
+                             TUTTI_OPTIONS(tutti_call, .stream = stream, .executor = "nccl", .timeout_ns = 1000000000));
+    for (int i = 0; i < 10000 && status == TUTTI_OK; i++) {
+        usleep(1000);
+        status = tutti_group_check(group);
+    }
+    CHECK_EQ(status, TUTTI_ERROR_TIMEOUT);
+    nccl_settle();
+    gpu_private_free(buffer);
+}
+
 TEST_NCCL(an_abort_ends_what_is_in_the_stream) {
     static const unsigned seconds = 3;
     tutti_group *group = tutti_world_group(world);

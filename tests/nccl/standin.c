@@ -393,6 +393,38 @@ TEST(an_nccl_that_is_too_old_is_refused_with_both_versions) {
     test_threads(RANKS, old, NULL);
 }
 
+/* It cannot stop a communicator without freeing it: operations stay on the non-blocking one. */
+static void oldest(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    (void)argument;
+    gpu_begin();
+    CHECK_OK(tutti_memory_set_backend(world, TUTTI_CUDA, "nccl"));
+    float host = 1, *buffer = gpu_private(4);
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    tutti_peers *peers;
+    gpu_write(buffer, &host, 4);
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1, TUTTI_F32, TUTTI_SUM, BY_NCCL));
+    gpu_read(&host, buffer, 4);
+    CHECK(host == RANKS);
+    CHECK_EQ(count("communicators"), RANKS);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_STATUS(tutti_memory_rendezvous(memory, group, &peers), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_MESSAGE("2.28");
+    CHECK_STATUS(tutti_backend_communicator(group, "nccl", buffer), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_MESSAGE("2.28");
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_memory_release(memory);
+    gpu_private_free(buffer);
+    gpu_end();
+}
+
+TEST(the_oldest_nccl_has_collectives_and_says_what_it_lacks) {
+    begin();
+    set("version", 22700);
+    test_threads(RANKS, oldest, NULL);
+    check_nothing_is_left();
+}
+
 /* ---- windows ---- */
 
 static void use_windows(tutti_world *world) {
