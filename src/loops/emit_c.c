@@ -135,9 +135,27 @@ static void emit_integers(FILE *to, const tu_nest *nest, const tu_stage *stage, 
     fprintf(to, "        }\n}\n");
 }
 
+/* To read all of <immintrin.h> takes GCC longer than to compile the loops. The few of its parts that lanes need are
+ * read in its place, as it reads them itself; with compilers that are not known for it, all of it is. */
+static const char few_intrinsics[] = "#if defined __AVX2__ && defined __GNUC__ && __GNUC__ >= 9 && __GNUC__ <= 13 && "
+                                     "!defined __clang__ && !defined __INTEL_COMPILER\n"
+                                     "#include <smmintrin.h>\n"
+                                     "#define _IMMINTRIN_H_INCLUDED\n"
+                                     "#include <avxintrin.h>\n"
+                                     "#include <avx2intrin.h>\n"
+                                     "#ifdef __AVX512F__\n"
+                                     "#include <avx512fintrin.h>\n"
+                                     "#include <avx512vlintrin.h>\n"
+                                     "#include <avx512bwintrin.h>\n"
+                                     "#include <avx512dqintrin.h>\n"
+                                     "#endif\n"
+                                     "#include <fmaintrin.h>\n"
+                                     "#include <f16cintrin.h>\n"
+                                     "#endif\n";
+
 void tu_emit_c(FILE *to, tu_nest *const *nests, int nest_count, const char *lanes) {
     char name[64];
-    fprintf(to, "/* Loops of a graph, written by Tutti. */\n#include \"%s\"\n\n", lanes);
+    fprintf(to, "/* Loops of a graph, written by Tutti. */\n%s#include \"%s\"\n\n", few_intrinsics, lanes);
     fprintf(to, "#define TU_LOOP __attribute__((visibility(\"default\")))\n");
     fprintf(to, "TU_LOOP extern const char " TU_EMIT_MARK "[];\nconst char " TU_EMIT_MARK "[] = \"%s\";\n\n",
             TU_EMIT_FORMAT);
