@@ -16,8 +16,8 @@
 /* A tile is in the caches when it is added, and one of several of a chunk, so that most of a chunk goes beside sums. */
 #define TILE_BYTES ((size_t)1 << 17)
 #define TILES_OF_CHUNK 8
-/* Rows of a product that packs the right matrix for them: fewer are enough where it is low. One that was packed once
- * for all and stays in a cache beside a tile needs no more rows than that has. */
+/* Rows of a product that packs the right matrix for them: fewer are enough where it is low. With one that was packed
+ * once for all a chunk has no more than its tiles, and is in a cache when it is handed over. */
 #define CHUNK_ROWS 512
 #define LOW_DEPTH 1024
 #define CHUNK_ROWS_OF_LOW_DEPTH 256
@@ -35,10 +35,8 @@ static bool is_cut(int64_t rows, int64_t depth) {
 tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
                                const tu_right *right, bool by_rows) {
     int64_t tile = block->row_bytes == 0 ? rows : (int64_t)(TILE_BYTES / block->row_bytes),
-            least = right->packed == NULL ? least_rows(right->depth) : CHUNK_ROWS_OF_LOW_DEPTH;
+            least = right->packed == NULL ? least_rows(right->depth) : 1;
     tile = tile < 1 ? 1 : tile;
-    if (right->packed != NULL && right->bytes <= TILES_OF_CHUNK * TILE_BYTES)
-        least = 1;
     least = least < TILES_OF_CHUNK * tile ? TILES_OF_CHUNK * tile : least;
     tu_scatter scatter = { .who = who,
                            .group = group,
