@@ -15,7 +15,7 @@ class Rank:
     def __init__(self, folder, cpus):
         self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if cpus != "-":
-            os.sched_setaffinity(0, {int(cpus.split(",")[self.rank])})
+            os.sched_setaffinity(0, {int(cpus.lstrip("-").split(",")[self.rank])})
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
         self.commands = open(f"{folder}/commands.{self.rank}")

@@ -121,7 +121,7 @@ def first_line(*command):
 
 def start(build, ranks, cpus, folder, versions, wanted):
     """Starts everyone that is installed and wanted."""
-    contenders, crowded = [], cpus == "-"
+    contenders, crowded = [], cpus.startswith("-")
 
     def add(name, label, command, environments=None):
         if not wanted or name in wanted or name in ("tutti", "floor", "floor_recorded"):
@@ -301,13 +301,20 @@ def save(path, document):
     os.replace(path + ".new", path)
 
 
+def shared_cpus(place, ranks, available):
+    """Where several ranks share a CPU: the kernel places each contender as luck has it, and that decides more than the contender does."""
+    if place == "free":
+        return ""
+    return ",".join(str(available[rank * len(available) // ranks if place == "neighbours" else rank % len(available)]) for rank in range(ranks))
+
+
 def measure_ranks(options, ranks, rows, folder, document):
     available = sorted(os.sched_getaffinity(0))
-    cpus = ",".join(map(str, available[:ranks])) if ranks <= len(available) else "-"
+    cpus = ",".join(map(str, available[:ranks])) if ranks <= len(available) else "-" + shared_cpus(options.place, ranks, available)
     contenders = start(options.build, ranks, cpus, folder, document["versions"], options.only)
     document["labels"].update({contender.name: contender.label for contender in contenders})
     try:
-        if ranks > 1 and cpus != "-":
+        if ranks > 1 and not cpus.startswith("-"):
             trips = document["handover"].get(str(ranks), []) + [contenders[0].turn("handover f32 0 isolated clean symmetric 50 1 trust")[0][0] / 2000 * ranks / 2 for _ in range(options.rounds)]
             document["handover"][str(ranks)] = trips
             print(f"{ranks} ranks: one cache line handed over in {median(trips):.0f} ns", flush=True)
@@ -335,6 +342,8 @@ def main():
     parser.add_argument("--build", default="build/release", help="the build folder")
     parser.add_argument("--ranks", default=str(len(os.sched_getaffinity(0))), help="numbers of ranks for the full table, separated by commas")
     parser.add_argument("--growth", default="", help="further numbers of ranks, for a barrier and few sizes")
+    parser.add_argument("--place", choices=("free", "neighbours", "round"), default="free",
+                        help="which ranks share a CPU where there are more ranks than CPUs: as the kernel has it, neighbours, or every n-th")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.05, help="of one turn")
     parser.add_argument("--memory", type=int, default=8192, help="MiB that the buffers of all may take")

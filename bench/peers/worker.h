@@ -214,16 +214,16 @@ static bool read_turn(const char *line, turn *t) {
     return true;
 }
 
-/* "0,1,2": the CPU of each rank; "-": not bound. */
+/* "0,1,2": the CPU of each rank; "-0,0,1,1": the same where ranks share them; "-": not bound. */
 static void bind_to(const char *cpus) {
     cpu_set_t set;
     CPU_ZERO(&set);
-    const char *at = cpus;
+    const char *at = cpus + (cpus[0] == '-');
     for (int i = 0; i < rank && at != NULL; i++) {
         at = strchr(at, ',');
         at = at != NULL ? at + 1 : NULL;
     }
-    if (at == NULL || *at == '-')
+    if (at == NULL || *at == 0)
         return;
     CPU_SET((size_t)atoi(at), &set);
     sched_setaffinity(0, sizeof set, &set);
