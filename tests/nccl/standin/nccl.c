@@ -574,6 +574,7 @@ ncclResult_t ncclMemAlloc(void **address, size_t bytes) {
         return ncclUnhandledCudaError;
     driver.cuMemRelease(handle);
     driver.cuMemsetD8Async(at, 0xa5, bytes, NULL); /* nobody promised zeros */
+    driver.cuStreamSynchronize(NULL); /* before other streams, which do not wait for this one, write there */
     block *made = malloc(sizeof *made);
     pthread_mutex_lock(&lock);
     *made = (block){ (void *)(uintptr_t)at, bytes, all_blocks };
