@@ -48,7 +48,7 @@ static tt_tensor *normal(tutti_dtype dtype, tt_dims shape) {
     return tt_randn(shape, dtype, TUTTI_OPTIONS(tt_options, .device = TUTTI_CUDA));
 }
 
-static double time_of(tt_compiled *compiled, tt_compile_function *function, tt_tensor_list inputs) {
+static double time_of(tt_compiled *compiled, tt_compile_function *function, tt_tensor_list inputs, bool waits) {
     double rounds[ROUNDS];
     for (int round = -1; round < ROUNDS; round++) {
         tt_synchronize(TUTTI_CUDA);
@@ -60,6 +60,8 @@ static double time_of(tt_compiled *compiled, tt_compile_function *function, tt_t
                 tt_compiled_call(compiled, inputs);
             else
                 function(inputs, outputs, NULL);
+            if (waits)
+                tt_synchronize(TUTTI_CUDA);
             if (tt_scope_close(&each) != TUTTI_OK)
                 return -1;
         }
@@ -95,10 +97,12 @@ static bool measure(const char *name, tt_compile_function *function, tt_tensor_l
         return false;
     tt_compiled_call(compiled, inputs);
     tt_synchronize(TUTTI_CUDA);
-    double first = now() - begin, fast = time_of(compiled, function, inputs), plain = time_of(NULL, function, inputs);
+    double first = now() - begin, fast = time_of(compiled, function, inputs, false);
+    double waited = time_of(compiled, function, inputs, true), plain = time_of(NULL, function, inputs, false);
     double copied = time_of_copy(bytes);
-    printf("%-16s compiled %9.2f us, operators %9.2f us, a copy of its bytes %9.2f us, first call %.3f s\n", name, fast,
-           plain, copied, first);
+    printf("%-16s compiled %9.2f us, waited for %9.2f us, operators %9.2f us, a copy of its bytes %9.2f us, "
+           "first call %.3f s\n",
+           name, fast, waited, plain, copied, first);
     fflush(stdout);
     tt_compiled_release(&compiled);
     return tt_scope_close(&scope) == TUTTI_OK && fast > 0 && plain > 0;

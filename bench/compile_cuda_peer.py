@@ -25,13 +25,15 @@ def squares(x, y):
     return torch.mean(torch.square(x - y))
 
 
-def time_of(function, inputs):
+def time_of(function, inputs, waits=False):
     rounds = []
     for turn in range(-1, ROUNDS):
         torch.cuda.synchronize()
         begin = time.perf_counter()
         for _ in range(CALLS):
             function(*inputs)
+            if waits:
+                torch.cuda.synchronize()
         torch.cuda.synchronize()
         if turn >= 0:
             rounds.append(1e6 * (time.perf_counter() - begin) / CALLS)
@@ -45,8 +47,8 @@ def measure(name, function, *inputs):
     compiled(*inputs)
     torch.cuda.synchronize()
     first = time.perf_counter() - begin
-    fast, plain = time_of(compiled, inputs), time_of(function, inputs)
-    print(f"{name:16} compiled {fast:9.2f} us, operators {plain:9.2f} us, first call {first:.3f} s", flush=True)
+    fast, waited, plain = time_of(compiled, inputs), time_of(compiled, inputs, True), time_of(function, inputs)
+    print(f"{name:16} compiled {fast:9.2f} us, waited for {waited:9.2f} us, operators {plain:9.2f} us, first call {first:.3f} s", flush=True)
 
 
 with torch.no_grad():

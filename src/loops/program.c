@@ -216,6 +216,11 @@ static tutti_status make_results(tu_graph_run *now, const tu_plan *plan, tu_aren
         }
         tensors[i] = now->tensors[tensor->value->number];
     }
+    bool anywhere = true; /* what is made of numbers that belong to any device does so too, as in calls */
+    for (int i = 0; i < nest->tensor_count; i++)
+        anywhere = anywhere && (nest->tensors[i].fresh || (tensors[i] != NULL && tensors[i]->flags & TU_NUMBER));
+    for (int i = 0; i < nest->tensor_count && anywhere; i++)
+        tensors[i]->flags |= TU_NUMBER;
     return TUTTI_OK;
 }
 

@@ -253,7 +253,6 @@ bool tt_optimizer_step(tt_optimizer *optimizer) {
     if (gradients != NULL && have_data(optimizer, gradients))
         count = tt_add_scalar(optimizer->steps, 1);
     if (count != NULL) {
-        count->flags |= TU_NUMBER; /* belongs to any device, as the steps do */
         step_members(optimizer, gradients, count);
         tt_add_scalar_(optimizer->steps, 1); /* not after an error */
     }

@@ -164,6 +164,15 @@ static tt_tensor *make_output(const tu_call *call, const tu_shape *shape, bool f
     return tu_tensor_new(shape);
 }
 
+/* Whether the results belong to any device: the operator says so, or it computes with what does. Literals alone make a
+ * tensor of the CPU, as ever. */
+static bool is_anywhere(const tu_call *call) {
+    bool found = false;
+    for (int i = 0; i < call->input_count && !call->placed && call->entry->expression != NULL; i++)
+        found = found || (call->inputs[i] != NULL && !(call->inputs[i]->flags & TU_LITERAL));
+    return found || call->entry->flags & TU_ANYWHERE;
+}
+
 static tutti_status make_outputs(tu_call *call, bool fake) {
     if (call->in_place) {
         for (int i = 0; i < call->output_count; i++)
@@ -177,7 +186,7 @@ static tutti_status make_outputs(tu_call *call, bool fake) {
             tutti_error_info info = TUTTI_ERROR_INFO_INIT;
             return tutti_error_detail(&info) == TUTTI_OK ? info.status : TUTTI_ERROR_MEMORY;
         }
-        if (call->entry->flags & TU_ANYWHERE)
+        if (is_anywhere(call))
             output->flags |= TU_NUMBER;
         call->outputs[i] = output;
     }

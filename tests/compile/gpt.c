@@ -7,6 +7,7 @@
 #include <tutti/tutti.h>
 
 #include "../harness.h"
+#include "../loops/programs.h"
 #include "quick.h"
 
 enum {
@@ -119,6 +120,7 @@ static tt_tensor *compiled_loss(tt_compiled *fast, tt_tensor_list inputs, model 
 
 static void train(tutti_group *group, bool whole, tt_compile_mode mode) {
     tt_scope scope = tt_scope_open();
+    use_device();
     model eager = build(group), compiled = build(group);
     tt_compiled *fast;
     CHECK(tt_compile(whole ? whole_step : loss_of, &compiled,
@@ -134,6 +136,7 @@ static void train(tutti_group *group, bool whole, tt_compile_mode mode) {
         tt_seed(100 + (uint64_t)i, 0);
         tt_tensor *loss = whole ? tt_compiled_call(fast, tt_tensors(tokens, targets)).at[0]
                                 : compiled_loss(fast, tt_tensors(tokens, targets), &compiled);
+        CHECK_OK(tt_error_show());
         CHECK(loss != NULL && tt_equal(loss, expected));
         tt_named_list left = tt_module_parameters(eager.module), right = tt_module_parameters(compiled.module);
         for (size_t k = 0; k < left.count; k++)
@@ -154,6 +157,16 @@ TEST(the_loss_of_a_gpt_and_its_gradients_are_those_of_eager_code) {
 
 TEST(the_whole_training_step_of_a_gpt_is_one_graph) {
     EACH_MODE train(NULL, true, modes[mode]);
+}
+
+TEST_LIMIT(the_training_step_of_a_gpt_is_built_for_the_device, 300) {
+    if (!use_device())
+        SKIP("TEST_DEVICE names no device");
+    const char *folder = own_folder();
+    unsetenv("TUTTI_NVRTC");
+    train(NULL, true, TT_COMPILE_FUSED);
+    train(NULL, false, TT_COMPILE_FUSED);
+    remove_folder(folder);
 }
 
 TEST_WORLD(the_training_step_of_a_gpt_on_two_ranks_is_one_graph, 2) {
