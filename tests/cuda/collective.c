@@ -617,7 +617,14 @@ static void check_multimem(tutti_world *world, tutti_dtype dtype, size_t count, 
     CHECK_OK(tutti_multimem_one_shot_all_reduce(group, in, out, count, dtype, TUTTI_SUM, ON_STREAM));
     gpu_read(got, out, bytes);
     CHECK(memcmp(got, expected, bytes) == 0);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_CUDA(gpu.cuMemsetD8Async((CUdeviceptr)(uintptr_t)out, 0, bytes, stream));
     CHECK_OK(tutti_multimem_one_shot_reduce_out(group, in, out, count, dtype, TUTTI_SUM, 0, ON_STREAM));
+    gpu_read(got, out, bytes);
+    if (rank == 0)
+        CHECK(memcmp(got, expected, bytes) == 0);
+    for (size_t i = 0; rank != 0 && i < bytes; i++)
+        CHECK_EQ(got[i], 0); /* the root's alone */
     CHECK_OK(tutti_multimem_all_gather_out(group, in, out, count, dtype, ON_STREAM));
     gpu_read(got, out, bytes * (size_t)size);
     for (int r = 0; r < size; r++)

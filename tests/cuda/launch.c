@@ -20,6 +20,8 @@ typedef struct counts {
     unsigned blocks, threads;
     CUstream stream;
     tu_cuda_group_words words; /* that the last kernel was given */
+    int together;              /* what it was told about where its peers are */
+    int overlaps;              /* 1: may begin before the one in front of it ends; 0: not; -1: nothing was said */
 } counts;
 
 static _Thread_local counts seen;
@@ -56,8 +58,32 @@ static CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned gri
     seen.threads = block_x;
     seen.stream = stream;
     tu_cuda_kernel kernel = (tu_cuda_kernel)((uintptr_t)function - 1);
-    if (kernel != TU_CUDA_FOLLOW && kernel != TU_CUDA_SIGNAL && kernel < TU_CUDA_MULTIMEM_BARRIER_SWITCH)
+    if (kernel != TU_CUDA_FOLLOW && kernel != TU_CUDA_SIGNAL && kernel < TU_CUDA_MULTIMEM_BARRIER_SWITCH) {
         seen.words = ((const tu_cuda_meeting *)parameters[0])->group;
+        seen.together = ((const tu_cuda_meeting *)parameters[0])->together;
+    }
+    seen.overlaps = -1;
+    return CUDA_SUCCESS;
+}
+
+/* With all that is said about the launch. */
+static CUresult launch_kernel_with(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
+    CHECK(config->grid_y == 1 && config->grid_z == 1 && config->block_y == 1 && config->block_z == 1);
+    CUresult result = launch_kernel(function, config->grid_x, 1, 1, config->block_x, 1, 1, config->shared_bytes,
+                                    config->stream, parameters, extra);
+    bool in_usual_domain = false;
+    for (unsigned i = 0; i < config->attribute_count; i++) {
+        const CUlaunchAttribute *attribute = &config->attributes[i];
+        if (attribute->id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+            seen.overlaps = attribute->value.number;
+        if (attribute->id == CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN)
+            in_usual_domain = attribute->value.number == CU_LAUNCH_MEM_SYNC_DOMAIN_DEFAULT;
+    }
+    CHECK(in_usual_domain);
+    return result;
+}
+
+static CUresult wait_event(CUstream stream, CUevent event, unsigned flags) {
     return CUDA_SUCCESS;
 }
 
@@ -254,10 +280,74 @@ TEST_WORLD_THREADS(only_where_the_context_is_not_current_it_is_pushed_and_popped
     free(here);
 }
 
+static void begin_together(stand_in *here, tutti_world *world) {
+    begin(here, world, 2);
+    here->cuda.driver.cuLaunchKernelEx = launch_kernel_with;
+    here->cuda.driver.cuStreamWaitEvent = wait_event;
+    here->collective.together = true;
+}
+
+TEST_WORLD_THREADS(kernels_of_ranks_on_one_device_come_while_the_ones_before_them_end, 1) {
+    stand_in *here = malloc(sizeof *here);
+    static const uint64_t counts[] = { 100, 100000, 4000000 };
+    begin_together(here, world);
+    for (int i = 0; i < 3; i++) {
+        run(here, counts[i], first);
+        CHECK(seen.launches == 1 && seen.together == 1 && seen.overlaps == 1);
+    }
+    run(here, 100, second); /* behind the tiny kernel that waits for the other stream */
+    CHECK(seen.launches == 2 && seen.overlaps == 1);
+    current = NULL;
+    run(here, 100, second); /* refused, and made again in the same manner */
+    CHECK(seen.launches == 2 && seen.overlaps == 1);
+    begin(here, world, 2); /* on several devices */
+    run(here, 100, first);
+    CHECK(seen.together == 0 && seen.overlaps == -1);
+    free(here);
+}
+
+TEST_WORLD_THREADS(ranks_that_are_threads_launch_one_after_the_other, 1) {
+    stand_in *here = malloc(sizeof *here);
+    tu_cuda_lockstep *step = calloc(1, sizeof *step);
+    step->count = 1;
+    begin_together(here, world);
+    here->collective.step = step;
+    run(here, 100, first);
+    CHECK(seen.together == 1 && seen.overlaps == 0);
+    free(step);
+    free(here);
+}
+
+TEST_WORLD_THREADS(in_a_graph_a_kernel_behind_two_others_waits_for_their_ends, 1) {
+    stand_in *here = malloc(sizeof *here);
+    begin_together(here, world);
+    capturing = 7;
+    run(here, 100, first);
+    CHECK_EQ(seen.overlaps, 1);
+    run(here, 100, second); /* which waits for the first one's event */
+    CHECK_EQ(seen.overlaps, 0);
+    run(here, 100, second);
+    CHECK_EQ(seen.overlaps, 1);
+    free(here);
+}
+
+TEST_WORLD_THREADS(a_barrier_is_heard_beyond_the_device, 1) {
+    stand_in *here = malloc(sizeof *here);
+    begin_together(here, world);
+    tu_device_task task = all_reduce(here, 1, first);
+    task.shape = TU_DEVICE_BARRIER;
+    CHECK_OK(tu_cuda_executor.run(&here->collective, &task));
+    CHECK(seen.kernel == (CUfunction)(uintptr_t)(TU_CUDA_MEET + 1) && seen.together == 0);
+    free(here);
+}
+
 static void check_kernel(stand_in *here, int size, uint64_t bytes, tutti_algorithm algorithm, tu_cuda_kernel kernel,
                          tutti_algorithm ran) {
     tutti_world *world = here->cuda.world;
+    bool together = here->collective.together;
     begin(here, world, size);
+    here->collective.together = together;
+    here->cuda.driver.cuLaunchKernelEx = launch_kernel_with;
     tu_device_task task = all_reduce(here, bytes / 4, first);
     task.algorithm = algorithm;
     CHECK_OK(tu_cuda_executor.run(&here->collective, &task));
@@ -280,6 +370,24 @@ TEST_WORLD_THREADS(small_sums_go_by_packets_in_one_step_or_two, 1) {
     check_kernel(here, 8, 64 << 10, any, TU_CUDA_PACKETS_F32, two);
     check_kernel(here, 8, 64 << 10, one, TU_CUDA_REDUCE_F32_8, one); /* too much to send to everybody */
     check_kernel(here, 8, 4 << 20, any, TU_CUDA_REDUCE_F32_8, two);
+    free(here);
+}
+
+TEST_WORLD_THREADS(on_one_device_one_shot_goes_further_and_two_steps_of_packets_less_far, 1) {
+    stand_in *here = calloc(1, sizeof *here);
+    begin_together(here, world);
+    const tutti_algorithm any = TUTTI_ALGORITHM_AUTO, one = TUTTI_ALGORITHM_ONE_SHOT, two = TUTTI_ALGORITHM_TWO_SHOT;
+    check_kernel(here, 2, 256 << 10, any, TU_CUDA_PACKETS_F32, one);
+    check_kernel(here, 2, 2 << 20, any, TU_CUDA_REDUCE_F32_2, one);
+    check_kernel(here, 2, 4 << 20, any, TU_CUDA_REDUCE_F32_2, two);
+    check_kernel(here, 2, 128 << 10, two, TU_CUDA_PACKETS_F32, two);
+    check_kernel(here, 2, 256 << 10, two, TU_CUDA_REDUCE_F32_2, two);
+    check_kernel(here, 4, 64 << 10, any, TU_CUDA_PACKETS_F32, one);
+    check_kernel(here, 4, 512 << 10, any, TU_CUDA_REDUCE_F32_4, one);
+    check_kernel(here, 4, 1 << 20, any, TU_CUDA_REDUCE_F32_4, two);
+    check_kernel(here, 8, 64 << 10, any, TU_CUDA_REDUCE_F32_8, one);
+    check_kernel(here, 8, 64 << 10, two, TU_CUDA_PACKETS_F32, two);
+    check_kernel(here, 8, 256 << 10, any, TU_CUDA_REDUCE_F32_8, two);
     free(here);
 }
 

@@ -71,7 +71,8 @@ static tu_cuda_meeting meeting_of(const tu_cuda_collective *collective, const tu
                               .signature = task->signature,
                               .operation = task->operation,
                               .rank = collective->rank,
-                              .size = collective->size };
+                              .size = collective->size,
+                              .together = collective->together };
 }
 
 /* Counts this rank in and waits, bounded, until all ranks of the process have come so far. */
@@ -158,6 +159,15 @@ static tutti_status await_launches(tu_cuda_collective *collective, const tu_devi
     return status != TUTTI_OK ? status : others;
 }
 
+/* Kernels of ranks that are processes overlap where all are on this device: peers then hear of what the kernel in front
+ * stored when this one does. Ranks that are threads wait for each other's launches on the host, and would gain nothing.
+ * A kernel that two others stand in front of in a graph waits for both to end. */
+static tu_cuda_manner manner_of(const tu_cuda_collective *collective, const tu_cuda_order *order) {
+    if (!collective->together)
+        return TU_CUDA_APART;
+    return collective->step == NULL && !order->joined ? TU_CUDA_OVERLAPPING : TU_CUDA_TOGETHER;
+}
+
 static tutti_status launch_in_order(tu_cuda_collective *collective, const tu_device_task *task, const launch *launch,
                                     int64_t deadline) {
     tu_cuda_order order;
@@ -169,7 +179,7 @@ static tutti_status launch_in_order(tu_cuda_collective *collective, const tu_dev
     status = send_list(collective, launch, &order, task->name);
     if (status == TUTTI_OK)
         status = tu_cuda_launch(collective->cuda, collective->device, launch->kernel, launch->blocks, launch->threads,
-                                launch->args, task->stream);
+                                launch->args, task->stream, manner_of(collective, &order));
     unsigned blocks = status == TUTTI_OK ? launch->blocks : 0;
     status = await_launches(collective, task, deadline, status);
     tu_cuda_order_end(&order, blocks);
@@ -215,9 +225,12 @@ static tu_cuda_kernel reduce_kernel(const tu_cuda_collective *collective, const 
                             (int)TUTTI_F64); /* both lists are in the order of tutti_dtype */
 }
 
-/* One-shot reads everything n times; two-shot meets once more. Bytes of the input up to which one-shot is quicker. */
+/* One-shot reads everything n times; two-shot waits for its stores. Bytes of the input up to which one-shot is quicker:
+ * where the ranks share a device, they share what it reads in a time, too. Measured on an H200 with 2, 4 and 8 ranks.
+ */
 static uint64_t one_shot_limit(const tu_cuda_collective *collective) {
-    return (uint64_t)(1 << 20) / (uint64_t)collective->size;
+    uint64_t size = (uint64_t)collective->size;
+    return collective->together ? (uint64_t)(8 << 20) / (size * size) : (uint64_t)(1 << 20) / size;
 }
 
 /* A hash of two codes, never 0. */
@@ -291,6 +304,7 @@ static tu_cuda_kernel multimem_kernel(const tu_device_task *task, tu_cuda_reduce
     args->source_multicast = multicast_of(&task->in_place);
     args->target_multicast = multicast_of(&task->out_place);
     bool by_switch = args->source_multicast != 0 && (args->mode != TU_CUDA_TWO_SHOT || args->target_multicast != 0);
+    args->meeting.together = args->meeting.together && !by_switch;
     return (tu_cuda_kernel)((by_switch ? TU_CUDA_MULTIMEM_F32_SWITCH : TU_CUDA_MULTIMEM_F32_MEMBERS) + type);
 }
 
@@ -301,13 +315,18 @@ static void cut_parts(const tu_cuda_collective *collective, const tu_device_task
         parts[i] = (task->row != 0 ? task->count / size * i : task->parts[i]) * elements_of(task);
 }
 
+#define TOGETHER_CHUNKS 16384 /* of 8 bytes, up to which two steps of packets are quicker on one device */
+
 /* How many steps of packets a reduction takes: 0: it is not small, or not a sum for everybody. Depends only on what is
  * equal on all ranks; where the buffers lie does not matter. */
 static int packet_steps(const tu_cuda_collective *collective, const tu_device_task *task, uint64_t bytes) {
     uint64_t chunks = (bytes + 7) / 8, size = (uint64_t)collective->size, room = collective->layout.packet_room;
     bool may_once = task->algorithm != TUTTI_ALGORITHM_TWO_SHOT;
     bool may_twice = task->algorithm == TUTTI_ALGORITHM_TWO_SHOT ||
-                     (task->algorithm == TUTTI_ALGORITHM_AUTO && size > 2); /* with two it is the same traffic */
+                     (task->algorithm == TUTTI_ALGORITHM_AUTO && size > 2 && /* with two it is the same traffic … */
+                      !collective->together); /* … and on one device one-shot is quicker than both steps */
+    if (collective->together && (chunks > TOGETHER_CHUNKS || (chunks + size - 1) / size > room / 2))
+        may_twice = false; /* there a release costs little, and twice the bytes more */
     if (task->shape != TU_DEVICE_REDUCE || task->root >= 0 || task->multicast || chunks == 0 || size < 2 ||
         (task->reduction != TUTTI_SUM && task->reduction != TUTTI_AVG))
         return 0;
@@ -384,6 +403,7 @@ static tutti_status run_reduce(tu_cuda_collective *collective, tu_device_task *t
 
 static tutti_status run_barrier(tu_cuda_collective *collective, const tu_device_task *task) {
     tu_cuda_meeting meeting = meeting_of(collective, task);
+    meeting.together = false; /* of what came before it on the streams some may be for the host, or of copy engines */
     launch launch = {
         .kernel = TU_CUDA_MEET, .blocks = 1, .threads = (unsigned)(collective->size + 31) / 32 * 32, .args = &meeting
     };
@@ -417,6 +437,7 @@ static tutti_status run_multimem_gather(tu_cuda_collective *collective, tu_devic
     tu_cuda_map_plan(task->out_place.map, &args.target_base, &args.target_stride);
     args.target_base += task->out_place.offset;
     args.meeting.plan = mix(args.target, 2);
+    args.meeting.together = args.meeting.together && args.multicast == 0;
     task->ran = TUTTI_ALGORITHM_PIPELINED;
     return launch_kernel(collective, task, &launch);
 }
@@ -611,7 +632,7 @@ static tutti_status launch_alone(tu_cuda_collective *collective, const tu_device
         return status;
     *words = order.words;
     status = tu_cuda_launch(collective->cuda, collective->device, launch->kernel, launch->blocks, launch->threads,
-                            launch->args, task->stream);
+                            launch->args, task->stream, TU_CUDA_APART);
     tu_cuda_order_end(&order, status == TUTTI_OK ? launch->blocks : 0);
     return status;
 }

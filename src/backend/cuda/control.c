@@ -67,6 +67,7 @@ static tutti_status introduce(tu_cuda_collective *collective, int64_t deadline) 
         goto free_own;
     collective->blocks = TU_CUDA_BLOCKS;
     int first_here = -1, here = 0;
+    collective->together = collective->device->major >= 9 && cuda->driver.cuLaunchKernelEx != NULL; /* so far */
     for (int i = 0; i < collective->size; i++) {
         int sharing = 1; /* itself, and the others on its device */
         for (int j = 0; j < collective->size; j++)
@@ -74,6 +75,8 @@ static tutti_status introduce(tu_cuda_collective *collective, int64_t deadline) 
         if (all[i].blocks / sharing < collective->blocks)
             collective->blocks = all[i].blocks / sharing;
         collective->near[i] = all[i].pid == mine.pid && memcmp(&all[i].uuid, &mine.uuid, sizeof mine.uuid) == 0;
+        if (memcmp(&all[i].uuid, &mine.uuid, sizeof mine.uuid) != 0)
+            collective->together = false;
         if (all[i].pid == mine.pid) {
             if (first_here < 0)
                 first_here = i;

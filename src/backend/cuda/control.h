@@ -49,6 +49,7 @@ typedef struct tu_cuda_collective {
     int blocks;                /* that every member can hold resident */
     tu_cuda_lockstep *step;    /* with the other ranks of this process; NULL: none */
     bool *near;                /* which are those, on this device */
+    bool together;             /* all members are on this device, whose kernels can overlap */
     uint64_t steps;
     tu_cuda_turn turn; /* of two host threads; over everything below and the steps */
     uint64_t capture;  /* that the stream of the call at hand is in; 0: none */

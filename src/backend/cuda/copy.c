@@ -93,7 +93,7 @@ static tutti_status copy_by_kernel(tu_cuda *cuda, int index, void *to, const voi
     if (status != TUTTI_OK)
         return status;
     status = tu_cuda_launch(cuda, device, TU_CUDA_COPY, blocks < COPY_BLOCKS ? (unsigned)blocks : COPY_BLOCKS,
-                            COPY_THREADS, &args, stream);
+                            COPY_THREADS, &args, stream, TU_CUDA_APART);
     if (status == TUTTI_OK && tu_cuda_capture(cuda, stream) == 0)
         tu_cuda_note_use(cuda, device, stream);
     tu_cuda_leave(cuda);

@@ -218,15 +218,23 @@ typedef struct tu_cuda_order {
     tu_cuda_group *group;
     CUstream stream;
     uint64_t capture; /* 0: the stream does not capture */
+    bool joined;      /* in the capture the stream waits for another one */
     tu_cuda_group_words words;
 } tu_cuda_order;
 /* capture: tu_cuda_capture of the stream. */
 tutti_status tu_cuda_order_begin(tu_cuda_group *group, CUstream stream, uint64_t capture, int64_t timeout_ns,
                                  uint32_t operation, uint64_t sequence, tu_cuda_order *order);
 void tu_cuda_order_end(tu_cuda_order *order, unsigned blocks);
+/* How a kernel is launched: with nothing special; as one of ranks that are all on this device, which order their memory
+ * among each other; or as such a one that comes onto the device while the kernel in front of it on the stream ends. */
+typedef enum tu_cuda_manner {
+    TU_CUDA_APART,
+    TU_CUDA_TOGETHER,
+    TU_CUDA_OVERLAPPING
+} tu_cuda_manner;
 /* Where the device's context is not the current one, the driver refuses, and the launch is made again with it. */
 tutti_status tu_cuda_launch(tu_cuda *cuda, tu_cuda_device *device, tu_cuda_kernel kernel, unsigned blocks,
-                            unsigned threads, void *args, CUstream stream);
+                            unsigned threads, void *args, CUstream stream, tu_cuda_manner manner);
 /* Waits until *count has reached `due`, the group has ended, or the hold or the timeout is over. False: it has not. */
 bool tu_cuda_hold(tu_cuda_group *group, const _Atomic uint32_t *count, uint32_t due, int64_t timeout_ns);
 /* Notes that this rank put a copy into the stream. await_uses waits for all such copies, and for all kernels of this

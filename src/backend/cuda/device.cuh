@@ -92,10 +92,12 @@ static __device__ __forceinline__ void count_end(const tu_cuda_group_words &grou
         add_release64(&((tu_cuda_words *)group.words)->ended, 1); /* pairs with the acquire in tutti_follow */
 }
 
-/* The first thing that a kernel of a group does. Its stream is behind what the group launched before, so this finds all
- * of that ended and costs one load, which is on its way together with the epoch's. Only where the program gave a stream
- * back, and got another with the same handle, may there be something to wait for. */
+/* The first thing that a kernel of a group does, before it looks at any memory. Where its launch overlaps it waits
+ * until the kernel in front of it on the stream has ended. Its stream is behind what the group launched before, so it
+ * finds all of that ended, which costs one load, on its way together with the epoch's. Only where the program gave a
+ * stream back, and got another with the same handle, may there be something to wait for. */
 static __device__ __forceinline__ void await_order(const tu_cuda_group_words &group, uint64_t timeout_ns) {
+    await_kernel_before();
     const uint64_t *ended = &((const tu_cuda_words *)group.words)->ended;
     if (group.place == 0 || load_relaxed64_gpu(ended) >= group.place - 1)
         return;
@@ -161,13 +163,21 @@ static __device__ __noinline__ bool sends_packets(const tu_cuda_meeting &meeting
     return false;
 }
 
+static __device__ __forceinline__ void load_entry(const tu_cuda_meeting &meeting, const tu_cuda_inbox *entry,
+                                                  uint64_t &flag, uint64_t &plan) {
+    if (meeting.together)
+        load_acquire128_gpu(&entry->flag, flag, plan);
+    else
+        load_acquire128(&entry->flag, flag, plan);
+}
+
 /* Waits until peer's entry has reached the epoch; 0: a fault. */
 static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &meeting, uint32_t epoch, int peer,
                                                  uint64_t *plan) {
     const tu_cuda_inbox *mine = inbox_of(meeting, meeting.rank, peer);
     uint64_t flag, deadline = 0;
     for (uint32_t spins = 0;; spins++) {
-        load_acquire128(&mine->flag, flag, *plan);
+        load_entry(meeting, mine, flag, *plan);
         if ((int32_t)((uint32_t)(flag >> 32) - epoch) >= 0)
             break;
         if ((spins & 63) != 63)
@@ -185,7 +195,7 @@ static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &meeting,
         uint32_t theirs;
         if (!sends_packets(meeting, peer, &theirs))
             continue;
-        load_acquire128(&mine->flag, flag, *plan); /* it may have come meanwhile, and gone on */
+        load_entry(meeting, mine, flag, *plan); /* it may have come meanwhile, and gone on */
         if ((int32_t)((uint32_t)(flag >> 32) - epoch) >= 0)
             break;
         raise_fault(meeting.group, { TU_CUDA_FAULT_MISMATCH, (uint32_t)peer, meeting.signature, theirs,
@@ -213,26 +223,44 @@ static __device__ int meet_first(const tu_cuda_meeting &meeting, meeting_epoch &
         good = await_peer(meeting, epoch.value, threadIdx.x, &plan);
         same = plan == meeting.plan && plan != 0;
     }
-    good = __syncthreads_and(good);
-    same = __syncthreads_and(same);
-    return good ? 1 + same : 0;
+    /* After this the thread block of this number is on the device everywhere. When all say so, the next kernel takes no
+     * place that one of this operation would need. */
+    same = __syncthreads_and(good & same);
+    let_next_kernel_come();
+    return same ? 2 : __syncthreads_and(good);
 }
 
-/* All threads of the block call this: what they stored and loaded before comes before what any peer does after. With
- * `publish`, thread t also hands something to peer t. False: a fault; leave the kernel. */
+/* The first half of a meeting, by all threads of the block after a barrier of theirs: what they stored and loaded
+ * before it comes before what any peer does after the meeting. With `publish`, thread t also hands something to peer t.
+ */
+template <class Publish>
+static __device__ void arrive(const tu_cuda_meeting &meeting, meeting_epoch &epoch, Publish publish) {
+    epoch.value++;
+    if ((int)threadIdx.x >= meeting.size)
+        return;
+    tu_cuda_inbox *theirs = inbox_of(meeting, threadIdx.x, meeting.rank);
+    uint64_t flag = (uint64_t)epoch.value << 32 | meeting.signature;
+    publish(theirs, (int)threadIdx.x);
+    if (meeting.together)
+        store_release64_gpu(&theirs->flag, flag);
+    else
+        store_release64(&theirs->flag, flag);
+}
+
+/* The second half. False: a fault; leave the kernel. */
+static __device__ bool await_all(const tu_cuda_meeting &meeting, const meeting_epoch &epoch) {
+    int good = 1;
+    uint64_t plan;
+    if ((int)threadIdx.x < meeting.size)
+        good = await_peer(meeting, epoch.value, threadIdx.x, &plan);
+    return __syncthreads_and(good) != 0;
+}
+
 template <class Publish>
 static __device__ bool meet(const tu_cuda_meeting &meeting, meeting_epoch &epoch, Publish publish) {
     __syncthreads(); /* all of the block's loads and stores come before the flag */
-    epoch.value++;
-    int good = 1;
-    if ((int)threadIdx.x < meeting.size) {
-        uint64_t plan;
-        tu_cuda_inbox *theirs = inbox_of(meeting, threadIdx.x, meeting.rank);
-        publish(theirs, (int)threadIdx.x);
-        store_release64(&theirs->flag, (uint64_t)epoch.value << 32 | meeting.signature);
-        good = await_peer(meeting, epoch.value, threadIdx.x, &plan);
-    }
-    return __syncthreads_and(good) != 0;
+    arrive(meeting, epoch, publish);
+    return await_all(meeting, epoch);
 }
 
 static __device__ bool meet(const tu_cuda_meeting &meeting, meeting_epoch &epoch) {

@@ -90,6 +90,29 @@ typedef struct CUuuid {
     unsigned char bytes[16];
 } CUuuid;
 
+typedef struct CUlaunchAttribute {
+    int id;
+    union {
+        uint64_t room[8];
+        int number;
+        unsigned char domains[2];
+    } value;
+} CUlaunchAttribute;
+
+typedef struct CUlaunchConfig {
+    unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
+    CUstream stream;
+    CUlaunchAttribute *attributes;
+    unsigned attribute_count;
+} CUlaunchConfig;
+
+enum {
+    CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
+    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP = 9,
+    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN = 10,
+    CU_LAUNCH_MEM_SYNC_DOMAIN_DEFAULT = 0
+};
+
 /* X(required, name, version asked of cuGetProcAddress, parameters) */
 #define TU_CUDA_FUNCTIONS(X)                                                                                        \
     X(1, cuInit, 2000, (unsigned flags))                                                                            \
@@ -175,6 +198,8 @@ typedef struct CUuuid {
     X(0, cuFuncLoad, 12040, (CUfunction function))                                                                  \
     X(1, cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                                                         \
       (int *blocks, CUfunction function, int threads, size_t shared_bytes))                                         \
+    X(0, cuLaunchKernelEx, 11080,                                                                                   \
+      (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra))                         \
     X(1, cuLaunchKernel, 4000,                                                                                      \
       (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,  \
        unsigned block_z, unsigned shared_bytes, CUstream stream, void **parameters, void **extra))

@@ -38,7 +38,7 @@ static CUresult clear_words(tu_cuda_group *made) {
 static bool read_ended(tu_cuda *cuda, tu_cuda_device *device, CUdeviceptr words, uint64_t *ended) {
     tu_cuda_copy_args args = { device->answer_here, words + offsetof(tu_cuda_words, ended), sizeof *ended };
     pthread_mutex_lock(&device->answer_lock);
-    bool good = tu_cuda_launch(cuda, device, TU_CUDA_COPY, 1, 32, &args, device->stream) == TUTTI_OK &&
+    bool good = tu_cuda_launch(cuda, device, TU_CUDA_COPY, 1, 32, &args, device->stream, TU_CUDA_APART) == TUTTI_OK &&
                 cuda->driver.cuStreamSynchronize(device->stream) == CUDA_SUCCESS;
     *ended = __atomic_load_n(device->answer, __ATOMIC_ACQUIRE);
     pthread_mutex_unlock(&device->answer_lock);

@@ -22,21 +22,45 @@
 
 #include "cuda.h"
 
+/* A kernel of ranks that are together on the device. With `overlaps` it may come onto the device before the one in
+ * front of it on the stream has ended, and waits there for that end (device.cuh, await_order). Whatever the stream
+ * says, it is in the domain in which the device orders memory for all of them. */
+static CUresult launch_together(tu_cuda *cuda, CUfunction function, unsigned blocks, unsigned threads,
+                                void **parameters, CUstream stream, bool overlaps) {
+    CUlaunchAttribute attributes[] = {
+        { .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value.number = overlaps },
+        { .id = CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, .value.number = CU_LAUNCH_MEM_SYNC_DOMAIN_DEFAULT },
+        { .id = CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP, .value.domains = { 0, 1 } }
+    };
+    CUlaunchConfig config = { .grid_x = blocks,
+                              .grid_y = 1,
+                              .grid_z = 1,
+                              .block_x = threads,
+                              .block_y = 1,
+                              .block_z = 1,
+                              .stream = stream,
+                              .attributes = attributes,
+                              .attribute_count = sizeof attributes / sizeof attributes[0] };
+    return cuda->driver.cuLaunchKernelEx(&config, function, parameters, NULL);
+}
+
 static CUresult launch_once(tu_cuda *cuda, tu_cuda_device *device, tu_cuda_kernel kernel, unsigned blocks,
-                            unsigned threads, void *args, CUstream stream) {
+                            unsigned threads, void *args, CUstream stream, tu_cuda_manner manner) {
     void *parameters[] = { args };
-    return cuda->driver.cuLaunchKernel(device->kernels[kernel], blocks, 1, 1, threads, 1, 1, 0, stream, parameters,
-                                       NULL);
+    CUfunction function = device->kernels[kernel];
+    if (manner == TU_CUDA_APART)
+        return cuda->driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL);
+    return launch_together(cuda, function, blocks, threads, parameters, stream, manner == TU_CUDA_OVERLAPPING);
 }
 
 tutti_status tu_cuda_launch(tu_cuda *cuda, tu_cuda_device *device, tu_cuda_kernel kernel, unsigned blocks,
-                            unsigned threads, void *args, CUstream stream) {
-    CUresult result = launch_once(cuda, device, kernel, blocks, threads, args, stream);
+                            unsigned threads, void *args, CUstream stream, tu_cuda_manner manner) {
+    CUresult result = launch_once(cuda, device, kernel, blocks, threads, args, stream, manner);
     if (__builtin_expect(result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_INVALID_HANDLE, 0)) {
         tutti_status status = tu_cuda_enter(cuda, device);
         if (status != TUTTI_OK)
             return status;
-        result = launch_once(cuda, device, kernel, blocks, threads, args, stream);
+        result = launch_once(cuda, device, kernel, blocks, threads, args, stream, manner);
         tu_cuda_leave(cuda);
     }
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, tu_cuda_kernel_name(kernel));
@@ -50,12 +74,13 @@ static tutti_status follow(tu_cuda_order *order, int64_t timeout_ns, uint32_t op
                                  .sequence = sequence,
                                  .operation = operation,
                                  .rank = group->cuda->host->group_rank(group->group) };
-    return tu_cuda_launch(group->cuda, group->device, TU_CUDA_FOLLOW, 1, 1, &args, order->stream);
+    return tu_cuda_launch(group->cuda, group->device, TU_CUDA_FOLLOW, 1, 1, &args, order->stream, TU_CUDA_APART);
 }
 
 static tutti_status join_capture(tu_cuda_order *order) {
     tu_cuda_group *group = order->group;
     CUresult result = group->cuda->driver.cuStreamWaitEvent(order->stream, group->captured, 0);
+    order->joined = true;
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(group->cuda, result, "ordering two captured streams");
 }
 

@@ -101,7 +101,7 @@ static __device__ __noinline__ bool may_wait(const tu_cuda_meeting &meeting, con
                                      meeting.sequence });
         return false;
     }
-    load_acquire128(&inbox_at(meeting, 0, meeting.rank, peer)->flag, flag, plan);
+    load_entry(meeting, inbox_at(meeting, 0, meeting.rank, peer), flag, plan);
     if ((uint32_t)(flag >> 32) != load_relaxed32((const uint32_t *)meeting.epochs) + 1)
         return true;
     uint32_t theirs = (uint32_t)flag;
@@ -199,6 +199,7 @@ template <class Type> static __device__ void in_one_step(const tu_cuda_packet_ar
         if (!reduce_packets<Type>(args, call, chunk, load_chunk<Type>(args, call, chunk), &result))
             return;
         store_chunk<Type>(args, call, chunk, result);
+        let_next_kernel_come(); /* the thread block of this number is on the device everywhere: it sent this chunk */
     }
 }
 
@@ -270,7 +271,8 @@ template <class Type> static __device__ void packets_body(const tu_cuda_packet_a
         in_one_step<Type>(args, call);
     else
         in_two_steps<Type>(args, call);
-    __syncthreads(); /* all have read the epoch, and are done */
+    __syncthreads();        /* all have read the epoch, and are done */
+    let_next_kernel_come(); /* everything came, so everybody's thread blocks are on the device */
     /* Each word is one block's to write, whatever the number of blocks, and only that block reads it before. */
     for (uint32_t block = blockIdx.x + threadIdx.x * gridDim.x; block < TU_CUDA_PACKET_BLOCKS;
          block += blockDim.x * gridDim.x)

@@ -118,6 +118,7 @@ typedef struct tu_cuda_meeting {
     uint32_t signature;
     uint32_t operation;
     int32_t rank, size;
+    int32_t together; /* all members are on this device: what they tell each other has its scope */
 } tu_cuda_meeting;
 
 /* all_reduce, reduce and reduce_scatter in all their forms. */

@@ -54,6 +54,18 @@ static __device__ __forceinline__ void load_acquire128(const uint64_t *words, ui
                  : "memory");
 }
 
+/* The same for words that only threads of this device look at: a release waits for the device's own memory alone. */
+static __device__ __forceinline__ void store_release64_gpu(uint64_t *word, uint64_t value) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+static __device__ __forceinline__ void load_acquire128_gpu(const uint64_t *words, uint64_t &first, uint64_t &second) {
+    asm volatile("{.reg .b128 v; ld.acquire.gpu.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}"
+                 : "=l"(first), "=l"(second)
+                 : "l"(words)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void load_relaxed128(const void *words, uint64_t &first, uint64_t &second) {
     asm volatile("{.reg .b128 v; ld.relaxed.sys.global.b128 v, [%2]; mov.b128 {%0, %1}, v;}"
                  : "=l"(first), "=l"(second)
@@ -77,6 +89,23 @@ static __device__ __forceinline__ uint64_t global_time(void) {
     uint64_t time;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
     return time;
+}
+
+/* ---- launches that overlap ---- */
+
+/* Returns when the kernel before this one on the stream has ended, and all that it stored is visible. */
+static __device__ __forceinline__ void await_kernel_before(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* When all thread blocks have said this, the kernel after this one may be brought onto the device, where it waits for
+ * this one's end. */
+static __device__ __forceinline__ void let_next_kernel_come(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 /* 16 bytes past L1: peers' data is read once. */

@@ -245,10 +245,36 @@ static __device__ void reduce_range(const sources &given, int ranks, int reducti
     }
 }
 
-/* Elements [first, first + count) of part `part`: all of the input is one part, or one per rank. */
 struct range {
     uint64_t first, count;
 };
+
+/* The same where nothing is pushed and every thread has one vector at most: the others hear that everything was read
+ * before the results are stored, and wait for no store. False: it is more, or not made of vectors; nothing was done. */
+template <class Type, int fixed>
+static __device__ bool reduce_few(const tu_cuda_reduce_args &args, const sources &given, meeting_epoch &epoch,
+                                  range part) {
+    const tu_cuda_meeting &meeting = args.meeting;
+    const team team = grid_team();
+    uint64_t first = part.first * sizeof(typename Type::storage), bytes = part.count * sizeof(typename Type::storage);
+    uint64_t byte = team.lane * 16, bits = first | bytes | args.out;
+    for (int rank = 0; rank < meeting.size; rank++)
+        bits |= (uint64_t)given.address[rank];
+    if (fixed == 0 || (bits & 15) != 0 || bytes > team.lanes * 16)
+        return false;
+    uint4 result = { 0, 0, 0, 0 };
+    if (byte < bytes)
+        result = reduce_vector<Type, fixed>(given, meeting.size, args.reduction, first + byte);
+    /* The barrier looks at what was loaded: no load is on its way any more. */
+    (void)__syncthreads_or((result.x ^ result.y ^ result.z ^ result.w) == 1);
+    arrive(meeting, epoch, [](tu_cuda_inbox *, int) {});
+    if (byte < bytes)
+        store_vector((uint8_t *)args.out + byte, result);
+    await_all(meeting, epoch);
+    return true;
+}
+
+/* Elements [first, first + count) of part `part`: all of the input is one part, or one per rank. */
 static __device__ __forceinline__ range part_of(const tu_cuda_reduce_args &args, int part, int ranks, uint64_t grain) {
     if (args.mode == TU_CUDA_ONE_SHOT)
         return { 0, args.count };
@@ -275,6 +301,8 @@ static __device__ void reduce_direct(const tu_cuda_reduce_args &args, sources &g
                                                         i / columns * args.row + meeting.rank * columns + i % columns);
     } else if (args.mode == TU_CUDA_TWO_SHOT || args.out != 0) {
         range part = part_of(args, meeting.rank, meeting.size, grain);
+        if (args.mode != TU_CUDA_TWO_SHOT && reduce_few<Type, fixed>(args, given, epoch, part))
+            return;
         reduce_range<Type, fixed>(given, meeting.size, args.reduction, part.first, part.first + part.count,
                                   (uint8_t *)args.out, args.mode == TU_CUDA_TWO_SHOT, team);
     }
@@ -285,7 +313,8 @@ static __device__ void reduce_direct(const tu_cuda_reduce_args &args, sources &g
  * elements [k * share, (k + 1) * share) of every part. Each block stages exactly what the same block of its peers will
  * read. */
 template <class Type, int fixed>
-static __device__ void reduce_staged(const tu_cuda_reduce_args &args, sources &given, meeting_epoch &epoch) {
+static __device__ __noinline__ void reduce_staged(const tu_cuda_reduce_args &args, sources &given,
+                                                  meeting_epoch &epoch) {
     typedef typename Type::storage storage;
     const tu_cuda_meeting &meeting = args.meeting;
     const int ranks = meeting.size, parts = args.mode == TU_CUDA_ONE_SHOT ? 1 : ranks;
@@ -382,19 +411,15 @@ static __device__ void reduce_body(const tu_cuda_reduce_args &args, sources &giv
     const tu_cuda_meeting &meeting = args.meeting;
     const bool push = args.mode == TU_CUDA_TWO_SHOT;
     meeting_epoch epoch(meeting);
+    if ((int)threadIdx.x < meeting.size) { /* where all have the same plan; known to the block when it has met */
+        given.address[threadIdx.x] = (const uint8_t *)(args.source_base + threadIdx.x * args.source_stride);
+        given.target[threadIdx.x] = (uint8_t *)(args.target_base + threadIdx.x * args.target_stride);
+    }
     int met = meet_first(meeting, epoch);
-    if (met == 2) {
-        if ((int)threadIdx.x < meeting.size) {
-            given.address[threadIdx.x] = (const uint8_t *)(args.source_base + threadIdx.x * args.source_stride);
-            given.target[threadIdx.x] = (uint8_t *)(args.target_base + threadIdx.x * args.target_stride);
-            given.factor[threadIdx.x] = args.factor;
-        }
-        __syncthreads();
-        if (args.reduction != OP_PREMUL_SUM) { /* whose factors have to be handed over */
-            Direct::run(args, given, epoch);
-            epoch.keep(meeting);
-            return;
-        }
+    if (met == 2 && args.reduction != OP_PREMUL_SUM) { /* whose factors have to be handed over */
+        Direct::run(args, given, epoch);
+        epoch.keep(meeting);
+        return;
     }
     if (met != 0 && meet(meeting, epoch, [&](tu_cuda_inbox *inbox, int) {
             inbox->source = args.source;

@@ -191,7 +191,7 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
                                  0, &order);
     if (status == TUTTI_OK) {
         args.group = order.words;
-        status = tu_cuda_launch(cuda, device, kernel, 1, threads, &args, call->stream);
+        status = tu_cuda_launch(cuda, device, kernel, 1, threads, &args, call->stream, TU_CUDA_APART);
         if (status == TUTTI_OK && order.capture == 0)
             company = count_signal(peers, kind, peer, channel);
         keep_company(peers, company, timeout_ns);
@@ -247,7 +247,7 @@ static tutti_status test_signal(const tu_backend_peers *peers, int from, int cha
     if (status != TUTTI_OK)
         return status;
     pthread_mutex_lock(&device->answer_lock);
-    status = tu_cuda_launch(cuda, device, TU_CUDA_SIGNAL, 1, 1, &args, device->stream);
+    status = tu_cuda_launch(cuda, device, TU_CUDA_SIGNAL, 1, 1, &args, device->stream, TU_CUDA_APART);
     CUresult result = status == TUTTI_OK ? cuda->driver.cuStreamSynchronize(device->stream) : CUDA_SUCCESS;
     *arrived = status == TUTTI_OK && __atomic_load_n((uint32_t *)device->answer, __ATOMIC_ACQUIRE) != 0;
     pthread_mutex_unlock(&device->answer_lock);

@@ -355,7 +355,7 @@ static void call_shape(call *call) {
 
 static tutti_status mark(tu_nccl_group *on, size_t which, CUstream stream) {
     tu_cuda_mark_args args = { .word = on->marks_here + which };
-    return tu_cuda_launch(&on->nccl->cuda, on->device, TU_CUDA_MARK, 1, 1, &args, stream);
+    return tu_cuda_launch(&on->nccl->cuda, on->device, TU_CUDA_MARK, 1, 1, &args, stream, TU_CUDA_APART);
 }
 
 /* Operations of a communicator come one after the other, whichever streams they are on. */

@@ -35,6 +35,9 @@ static inline void __syncthreads(void) {
 static inline int __syncthreads_and(int value) {
     return emulated_barrier(value);
 }
+static inline int __syncthreads_or(int value) {
+    return !emulated_barrier(!value);
+}
 static inline void __threadfence_system(void) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
@@ -145,6 +148,14 @@ static inline void load_acquire128(const uint64_t *words, uint64_t &first, uint6
     load_relaxed128(words, first, second);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
 }
+static inline void load_acquire128_gpu(const uint64_t *words, uint64_t &first, uint64_t &second) {
+    load_acquire128(words, first, second);
+}
+static inline void store_release64_gpu(uint64_t *word, uint64_t value) {
+    store_release64(word, value);
+}
+static inline void await_kernel_before(void) {}
+static inline void let_next_kernel_come(void) {}
 static inline void store_relaxed128(uint64_t *words, uint64_t first, uint64_t second) {
     _mm_store_si128((__m128i *)words, _mm_set_epi64x((long long)second, (long long)first));
 }
