@@ -14,12 +14,13 @@
 
 #define CHANNEL 0 /* of the meetings */
 
-/* Everything but `bytes` belongs to the thread whose turn it is: see tu_fused. */
+/* Everything but `bytes` and `together` belongs to the thread whose turn it is: see tu_fused. */
 struct tu_fused_room {
-    tu_device *device;    /* that the memory lies on; NULL: none yet */
-    tutti_memory *memory; /* NULL: none yet */
-    atomic_size_t bytes;  /* of it; read without a turn, too */
-    size_t half_bytes, stage_bytes;
+    tu_device *device;        /* that the memory lies on; NULL: none yet */
+    tutti_memory *memory;     /* NULL: none yet */
+    atomic_size_t bytes;      /* of it; read without a turn, too */
+    _Atomic int64_t together; /* calls that were made in one kernel; likewise */
+    size_t board_bytes, half_bytes, stage_bytes;
     uint64_t gathers, scatters; /* so far, equal on all ranks */
     void *beside;               /* a stream of its own */
     void *last;                 /* the stream of the last call that was not captured */
@@ -38,7 +39,7 @@ static void drop_memory(tu_fused_room *room) {
     tutti_memory_release(room->memory);
     room->memory = NULL;
     atomic_store_explicit(&room->bytes, 0, memory_order_relaxed);
-    room->half_bytes = room->stage_bytes = 0;
+    room->board_bytes = room->half_bytes = room->stage_bytes = 0;
     room->gathers = room->scatters = 0;
 }
 
@@ -76,6 +77,14 @@ size_t tu_fused_device_bytes(tutti_group *group) {
         return 0;
     const tu_fused_room *room = found;
     return atomic_load_explicit(&room->bytes, memory_order_relaxed);
+}
+
+int64_t tu_fused_together(tutti_group *group) {
+    void *found;
+    if (tu_group_attachment(group, &attachment, &found) != TUTTI_OK)
+        return 0;
+    const tu_fused_room *room = found;
+    return atomic_load_explicit(&room->together, memory_order_relaxed);
 }
 
 /* ---- streams ---- */
@@ -179,8 +188,13 @@ static tutti_status checked(tu_fused_run *run, tutti_status status) {
 }
 
 static tutti_status agree(tu_fused_run *run, const tu_fused_signature *signature) {
+    run->state->own.together = run->together;
     tutti_status status = tu_fused_publish(run->state, signature, TUTTI_OK);
-    return status == TUTTI_OK ? tu_fused_agree(run->state, run->call->entry->name) : status;
+    if (status == TUTTI_OK)
+        status = tu_fused_agree(run->state, run->call->entry->name);
+    for (int rank = 0; rank < run->size && status == TUTTI_OK; rank++)
+        run->together = run->together && run->state->records[rank].together;
+    return status;
 }
 
 /* ---- growing ---- */
@@ -197,18 +211,28 @@ static size_t rounded(size_t bytes) {
     return (bytes + TU_FUSED_ALIGN - 1) / TU_FUSED_ALIGN * TU_FUSED_ALIGN;
 }
 
-/* Of the stage of the current scatter. */
+/* Of the half of the current gather, and of the stage of the current scatter. */
+static size_t half_offset(const tu_fused_room *room) {
+    return room->board_bytes + room->gathers % 2 * room->half_bytes;
+}
 static size_t stage_offset(const tu_fused_room *room) {
-    return 2 * room->half_bytes + room->scatters % 2 * room->stage_bytes;
+    return room->board_bytes + 2 * room->half_bytes + room->scatters % 2 * room->stage_bytes;
+}
+
+/* A board with words for so many rows and columns of each rank's block. */
+static size_t board_bytes(int size, int64_t rows, int64_t columns) {
+    size_t half_tiles = (size_t)((rows + 63) / 64 + 1) * (size_t)((columns + 255) / 256);
+    return sizeof(tu_together_board) + half_tiles * (size_t)size * sizeof(uint32_t);
 }
 
 /* Every rank comes here after an agreement, with the same sizes. */
-static tutti_status reserve(tu_fused_run *run, const tu_fused_signature *signature, size_t half_bytes,
-                            size_t stage_bytes) {
+static tutti_status reserve(tu_fused_run *run, const tu_fused_signature *signature, size_t board_bytes,
+                            size_t half_bytes, size_t stage_bytes) {
     tu_fused_room *room = run->room;
-    size_t half = rounded(half_bytes > room->half_bytes ? half_bytes : room->half_bytes),
+    size_t board = rounded(board_bytes > room->board_bytes ? board_bytes : room->board_bytes),
+           half = rounded(half_bytes > room->half_bytes ? half_bytes : room->half_bytes),
            stage = rounded(stage_bytes > room->stage_bytes ? stage_bytes : room->stage_bytes),
-           old = 2 * (room->half_bytes + room->stage_bytes), bytes = 2 * (half + stage);
+           old = room->board_bytes + 2 * (room->half_bytes + room->stage_bytes), bytes = board + 2 * (half + stage);
     if (room->memory != NULL && bytes <= old)
         return TUTTI_OK;
     if (anybody_captures(run))
@@ -235,6 +259,7 @@ static tutti_status reserve(tu_fused_run *run, const tu_fused_signature *signatu
     }
     room->memory = memory;
     atomic_store_explicit(&room->bytes, tutti_memory_bytes(memory), memory_order_relaxed);
+    room->board_bytes = board;
     room->half_bytes = half;
     room->stage_bytes = stage;
     return TUTTI_OK;
@@ -329,14 +354,14 @@ static tutti_status lay_out(tu_fused_gather *gather) {
         gather->parts[i].staged = used;
         used += rounded(gather->parts[i].bytes);
     }
-    return reserve(gather->run, gather->signature, used > 0 ? used : 1, 0);
+    return reserve(gather->run, gather->signature, board_bytes(gather->run->size, 0, 0), used > 0 ? used : 1, 0);
 }
 
 /* ---- gather: meeting ---- */
 
 static tutti_status stage_parts(const tu_fused_gather *gather, void *stream) {
     const tu_fused_run *run = gather->run;
-    char *half = (char *)tutti_memory_data(run->room->memory) + run->room->gathers % 2 * run->room->half_bytes;
+    char *half = (char *)tutti_memory_data(run->room->memory) + half_offset(run->room);
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < gather->count && status == TUTTI_OK; i++) {
         const tu_fused_part *part = &gather->parts[i];
@@ -356,6 +381,8 @@ static tutti_status announce(tu_fused_gather *gather) {
     tu_fused_run *run = gather->run;
     void *stream = gather->own_first ? run->room->beside : run->stream;
     tutti_status status = gather->own_first ? follow(run->device, stream, run->stream) : TUTTI_OK;
+    if (status == TUTTI_OK && run->capturing)
+        status = meet_on(run, stream);
     if (status == TUTTI_OK)
         status = stage_parts(gather, stream);
     if (status == TUTTI_OK)
@@ -380,7 +407,7 @@ tutti_status tu_fused_open_gather(tu_fused_gather *gather) {
         status = settle_places(gather);
     if (status == TUTTI_OK)
         status = lay_out(gather);
-    return status == TUTTI_OK ? checked(run, announce(gather)) : status;
+    return status == TUTTI_OK && !run->together ? checked(run, announce(gather)) : status;
 }
 
 tutti_status tu_fused_await_others(tu_fused_gather *gather) {
@@ -406,7 +433,7 @@ tutti_status tu_fused_close_gather(tu_fused_gather *gather, tutti_status status)
     if (run->state == NULL || status != TUTTI_OK)
         return checked(run, status);
     run->room->gathers++;
-    if (!in_place)
+    if (gather->left || (!in_place && !run->capturing))
         return TUTTI_OK;
     if (!gather->own_first)
         return checked(run, meet_on(run, run->stream));
@@ -428,17 +455,88 @@ tu_shard tu_fused_part_of(const tu_fused_gather *gather, int part, int rank) {
     if (of->gathered != NULL)
         return (tu_shard){ (const char *)tu_pointer(of->gathered) + (size_t)rank * of->bytes, place->turned };
     const char *data = tu_symmetric_mapped(of->in_place ? of->blocks : run->peers, rank);
-    size_t half = run->room->gathers % 2 * run->room->half_bytes;
-    return (tu_shard){ data + (of->in_place ? place->offset : half + of->staged), place->turned };
+    return (tu_shard){ data + (of->in_place ? place->offset : half_offset(run->room) + of->staged), place->turned };
+}
+
+/* ---- in one kernel ---- */
+
+/* Where one kernel is as quick as several or quicker, as measured (docs/performance-gpu.md): every gather, and a
+ * scatter that is small, where the number of launches counts, or deep, where handing tiles out does not. */
+#define DEEP_SCATTER 2048
+#define SMALL_SCATTER ((int64_t)1 << 20) /* elements of all ranks' blocks */
+
+static bool pays_together(const tu_device_together *product) {
+    return !product->scatters || product->depth >= DEEP_SCATTER ||
+           product->size * product->rows * product->columns <= SMALL_SCATTER;
+}
+
+bool tu_fused_can_together(const tu_fused_run *run, const tu_device_together *product) {
+    const tu_device_tensors *table = run->device->table;
+    return run->state != NULL && !tu_symm_test_mode() && product->rows > 0 && pays_together(product) &&
+           table->can_together != NULL && table->can_together(run->device->state, run->device->index, product);
+}
+
+typedef struct start {
+    tu_fused_run *run;
+    const tu_device_together *product;
+} start;
+
+static tutti_status start_product(void *context, const tu_backend_kernel *kernel, unsigned *blocks) {
+    const start *of = context;
+    const tu_device *device = of->run->device;
+    return device->table->together(device->state, device->index, of->run->stream, of->product, kernel, blocks);
+}
+
+static tutti_status run_together(tu_fused_run *run, tu_device_together *product) {
+    char *first = tu_symmetric_mapped(run->peers, 0), *second = tu_symmetric_mapped(run->peers, 1);
+    tutti_call call = call_on(run->stream);
+    start start = { run, product };
+    product->rank = run->rank;
+    product->size = run->size;
+    product->boards = (tu_together_board *)first;
+    product->step = (size_t)(second - first);
+    atomic_fetch_add_explicit(&run->room->together, 1, memory_order_relaxed);
+    return tu_peers_run(run->peers, run->call->entry->name, start_product, &start, &call);
+}
+
+tutti_status tu_fused_gather_together(tu_fused_gather *gather, tu_device_together *product) {
+    tu_fused_run *run = gather->run;
+    const tu_fused_part *part = &gather->parts[0];
+    for (int rank = 0; rank < run->size; rank++)
+        product->left[rank] = rank == run->rank ? tu_pointer(part->tensor) : tu_fused_part_of(gather, 0, rank).data;
+    if (!part->in_place) {
+        product->half = (char *)tutti_memory_data(run->room->memory) + half_offset(run->room) + part->staged;
+        product->shard_bytes = part->bytes;
+    }
+    /* What was staged is behind the next meeting; but what a graph has captured has none. */
+    product->leaves_together = product->leaves_together && (part->in_place || run->capturing);
+    gather->left = product->leaves_together;
+    return checked(run, run_together(run, product));
+}
+
+tutti_status tu_fused_scatter_together(tu_fused_run *run, tu_device_together *product) {
+    size_t stage = stage_offset(run->room);
+    product->stage = (char *)tutti_memory_data(run->room->memory) + stage;
+    for (int rank = 0; rank < run->size; rank++)
+        product->out[rank] =
+            (char *)tu_symmetric_mapped(run->peers, rank) + stage + (size_t)run->rank * product->part_bytes;
+    tutti_status status = checked(run, run_together(run, product));
+    if (status == TUTTI_OK)
+        run->room->scatters++;
+    return status;
 }
 
 /* ---- scatter ---- */
 
-tutti_status tu_fused_open_scatter(tu_fused_run *run, const tu_fused_signature *signature, size_t bytes, char **stage) {
+tutti_status tu_fused_open_scatter(tu_fused_run *run, const tu_fused_signature *signature, size_t bytes, int64_t rows,
+                                   int64_t columns, char **stage) {
     run->state->own.fits = !run->capturing;
     tutti_status status = agree(run, signature);
     if (status == TUTTI_OK)
-        status = reserve(run, signature, 0, bytes > 0 ? bytes : 1);
+        status = reserve(run, signature, run->together ? board_bytes(run->size, rows, columns) : 0, 0,
+                         bytes > 0 ? bytes : 1);
+    if (status == TUTTI_OK && run->capturing && !run->together)
+        status = checked(run, meet_on(run, run->stream));
     if (status == TUTTI_OK)
         *stage = (char *)tutti_memory_data(run->room->memory) + stage_offset(run->room);
     return status;
@@ -478,15 +576,20 @@ tutti_status tu_fused_close_scatter(tu_fused_run *run, tutti_status status) {
     if (run->state == NULL || status != TUTTI_OK)
         return checked(run, status);
     run->room->scatters++;
-    return checked(run, follow(run->device, run->stream, run->room->beside));
+    status = run->capturing ? meet_on(run, run->room->beside) : TUTTI_OK;
+    if (status == TUTTI_OK)
+        status = follow(run->device, run->stream, run->room->beside);
+    return checked(run, status);
 }
 
 tutti_status tu_fused_open_half(tu_fused_run *run, const tu_fused_signature *signature, size_t bytes, char **half) {
     run->state->own.fits = !run->capturing;
     tutti_status status = agree(run, signature);
     if (status == TUTTI_OK)
-        status = reserve(run, signature, bytes > 0 ? bytes : 1, 0);
-    if (status == TUTTI_OK)
-        *half = (char *)tutti_memory_data(run->room->memory) + run->room->gathers++ % 2 * run->room->half_bytes;
+        status = reserve(run, signature, 0, bytes > 0 ? bytes : 1, 0);
+    if (status == TUTTI_OK) {
+        *half = (char *)tutti_memory_data(run->room->memory) + half_offset(run->room);
+        run->room->gathers++;
+    }
     return status;
 }

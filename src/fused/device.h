@@ -11,22 +11,27 @@
  *
  * THE WORKSPACE is one block of symmetric memory of the device per group and rank:
  *
+ *     board               what kernels that compute and communicate at once write for each other: tensor/together.h
  *     half 0, half 1      shards that this rank has staged, for the others to read; gathers use the halves in turn
- *     stage 0, stage 1    products that this rank has made for all, until they are added; scatters use them in turn
+ *     stage 0, stage 1    products that this rank has made for all, until they are added, or that all have made for
+ *                         this one; scatters use them in turn
  *
  * WHY NOTHING IS OVERWRITTEN TOO EARLY. A half is written again in the next gather but one, a stage in the next scatter
  * but one. Between the two lies a meeting, which each rank's stream reaches only after it has read what it needed of
  * the earlier call. What was read in place is behind a meeting at the call's end. Streams of two calls are ordered by
- * an event where they differ.
+ * an event where they differ. What a graph captured may run at any time and any number of times: there a meeting comes
+ * before the first write and behind the last read.
  *
  * WHY NOTHING LOCKS UP WHERE RANKS SHARE A DEVICE. What waits for other ranks is one thread block per rank, and waits
- * for kernels alone that wait for nobody: products and sums. So there is always room for these.
+ * for kernels alone that wait for nobody: products and sums. So there is always room for these. A kernel that computes
+ * and communicates at once has no more thread blocks than the device has processors for each of the ranks on it.
  */
 #ifndef TU_FUSED_DEVICE_H
 #define TU_FUSED_DEVICE_H
 
 #include "fused/operators.h"
 #include "tensor/on_device.h"
+#include "tensor/together.h"
 
 /* What a group keeps on its device: private to device.c. */
 typedef struct tu_fused_room tu_fused_room;
@@ -42,6 +47,7 @@ typedef struct tu_fused_run {
     tu_fused_room *room;
     tutti_peers *peers; /* of the room's memory; NULL: there is none yet */
     bool capturing;
+    bool together; /* this rank could make the call in one kernel; after the agreement: all can, and do */
 } tu_fused_run;
 
 /* Takes this rank's turn. A group of one rank, and one whose other ranks are made up, has no state. */
@@ -59,8 +65,9 @@ typedef struct tu_fused_scales {
 tutti_status tu_fused_multiply_scaled(const tu_fused_run *run, const tu_device_product *product,
                                       const tu_fused_scales *scales);
 
-/* Of the workspace on a device; waits for nobody. */
+/* Of the workspace on a device, and how many calls were made in one kernel so far; waits for nobody. */
 size_t tu_fused_device_bytes(tutti_group *group);
+int64_t tu_fused_together(tutti_group *group);
 
 /* ---- gather ---- */
 
@@ -81,6 +88,7 @@ typedef struct tu_fused_gather {
     tu_fused_part parts[TU_FUSED_PARTS];
     bool own_first; /* this rank's shards are used before the others have met: set by the caller, on all ranks alike */
     void *met;      /* where own_first: an event behind the meeting */
+    bool left;      /* all ranks have read all shards */
 } tu_fused_gather;
 
 /* Agrees, stages what cannot be read in place, and meets: on the stream, or, with own_first, beside it. */
@@ -93,10 +101,22 @@ tutti_status tu_fused_close_gather(tu_fused_gather *gather, tutti_status status)
 /* A part as `rank` has it, as this rank reaches it. */
 tu_shard tu_fused_part_of(const tu_fused_gather *gather, int part, int rank);
 
+/* ---- in one kernel ---- */
+
+/* Whether this rank's device has it; for run->together. Sizes, types and this rank's matrices are set. */
+bool tu_fused_can_together(const tu_fused_run *run, const tu_device_together *product);
+/* The first product of a gather whose run is together, with what belongs to the workspace filled in here. The others'
+ * shards may be read behind it. */
+tutti_status tu_fused_gather_together(tu_fused_gather *gather, tu_device_together *product);
+/* The same of a scatter, all of it: the sums are there for what comes to the stream. */
+tutti_status tu_fused_scatter_together(tu_fused_run *run, tu_device_together *product);
+
 /* ---- scatter ---- */
 
-/* Agrees, and makes room for `bytes` of products of this rank. */
-tutti_status tu_fused_open_scatter(tu_fused_run *run, const tu_fused_signature *signature, size_t bytes, char **stage);
+/* Agrees, and makes room for products of this rank: `rows` by `columns` elements of 2 bytes for each rank where they
+ * are made together, else `bytes` of all of them. */
+tutti_status tu_fused_open_scatter(tu_fused_run *run, const tu_fused_signature *signature, size_t bytes, int64_t rows,
+                                   int64_t columns, char **stage);
 /* Beside the stream, behind what it holds and when all ranks have come so far: the sum or average of what all ranks
  * have for this one in a piece of their stages, which has `count` elements for each rank one after the other, `offset`
  * bytes behind its start. `last`: nothing is multiplied meanwhile. */

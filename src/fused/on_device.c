@@ -200,16 +200,60 @@ static bool pays_own_first(const shard_products *job) {
     return job->rows * columns >= OWN_ELEMENTS && !tu_symm_test_mode();
 }
 
+/* The product with the first right matrix, as one kernel. */
+static tu_device_together first_product(const shard_products *job, bool last_use) {
+    const right_side *right = &job->rights[0];
+    int64_t columns = right->rhs->sizes[1];
+    tu_device_together product = { .leaves_together = last_use,
+                                   .rank = job->run.rank,
+                                   .size = job->run.size,
+                                   .rows = job->rows,
+                                   .columns = columns,
+                                   .depth = job->depth,
+                                   .dtype = job->dtype,
+                                   .left_row = job->depth,
+                                   .right = matrix_of(tu_fused_matrix(right->rhs)) };
+    for (int rank = 0; rank < job->run.size && rank < TU_TOGETHER_RANKS; rank++) {
+        product.left[rank] = tu_pointer(job->gather.parts[0].tensor);
+        product.out[rank] =
+            (char *)tu_pointer(right->out) + (size_t)(rank * job->rows * columns) * tu_dtype_bytes[right->out->dtype];
+    }
+    return product;
+}
+
+static bool can_together(const shard_products *job) {
+    if (job->scaled || job->rights[0].out->numel == 0 || !(job->gather.parts[0].tensor->flags & TU_CONTIGUOUS))
+        return false;
+    tu_device_together product = first_product(job, true);
+    return tu_fused_can_together(&job->run, &product);
+}
+
+/* The first right matrix in one kernel, the others behind it. */
+static tutti_status multiply_together(shard_products *job, tt_tensor *wanted) {
+    tu_device_together product = first_product(job, job->count == 1 && wanted == NULL);
+    tutti_status status = tu_fused_gather_together(&job->gather, &product);
+    job->rights++;
+    job->count--;
+    if (status == TUTTI_OK && job->count > 0)
+        status = multiply_ranks(job, 0, job->run.size);
+    job->rights--;
+    job->count++;
+    return status;
+}
+
 static tutti_status multiply_gathered(shard_products *job, const tu_fused_signature *signature, bool last,
                                       tt_tensor *wanted) {
     tu_fused_gather *gather = &job->gather;
     gather->run = &job->run;
     gather->signature = signature;
     gather->own_first = !last && pays_own_first(job);
+    job->run.together = !last && can_together(job);
     tutti_status status = tu_fused_open_gather(gather);
     if (status != TUTTI_OK)
         return status;
-    if (last)
+    if (job->run.together)
+        status = multiply_together(job, wanted);
+    else if (last)
         status = multiply_whole(job, wanted);
     else
         status = gather->own_first ? multiply_own_first(job) : multiply_ranks(job, 0, job->run.size);

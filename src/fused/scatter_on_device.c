@@ -91,7 +91,7 @@ static tutti_status make_plainly(partials *job, const tu_fused_signature *signat
     char *stage;
     call.stream = job->run.stream;
     tt_tensor *all = tu_tensor_new(&shape);
-    tutti_status status = tu_fused_open_scatter(&job->run, signature, 0, &stage);
+    tutti_status status = tu_fused_open_scatter(&job->run, signature, 0, 0, 0, &stage);
     if (status == TUTTI_OK && all == NULL)
         status = TUTTI_ERROR_MEMORY;
     if (status == TUTTI_OK && out->numel > 0)
@@ -103,13 +103,39 @@ static tutti_status make_plainly(partials *job, const tu_fused_signature *signat
     return tu_fused_close_scatter(&job->run, status);
 }
 
+/* Everything in one kernel. */
+static tu_device_together whole_product(const partials *job, char *to) {
+    return (tu_device_together){ .scatters = true,
+                                 .average = job->block.reduction == TUTTI_AVG,
+                                 .rank = job->run.rank,
+                                 .size = job->run.size,
+                                 .rows = job->rows,
+                                 .columns = job->block.columns,
+                                 .depth = job->depth,
+                                 .dtype = job->dtype,
+                                 .left = { job->lhs.data },
+                                 .left_row = job->lhs.row,
+                                 .right = { tu_pointer(job->rhs), job->rhs->strides[0], job->rhs->strides[1], 0 },
+                                 .sums = to,
+                                 .part_bytes = (size_t)job->rows * job->block.row_bytes };
+}
+
+static bool can_together(const partials *job, const tu_device_together *product) {
+    return !job->scaled && !job->last && job->lhs.column == 1 && tu_fused_can_together(&job->run, product);
+}
+
 static tutti_status make_and_add(partials *job, const tu_fused_signature *signature, char *to) {
     char *stage;
     int64_t rows = job->block.row_bytes > 0 ? job->rows : 0, each = piece_rows(job);
     size_t row_bytes = job->block.row_bytes, size = (size_t)job->run.size;
-    tutti_status status = tu_fused_open_scatter(&job->run, signature, size * (size_t)rows * row_bytes, &stage);
+    tu_device_together product = whole_product(job, to);
+    job->run.together = can_together(job, &product);
+    tutti_status status =
+        tu_fused_open_scatter(&job->run, signature, size * (size_t)rows * row_bytes, rows, job->block.columns, &stage);
     if (status != TUTTI_OK)
         return status;
+    if (job->run.together)
+        return tu_fused_scatter_together(&job->run, &product);
     for (int64_t first = 0; first < rows && status == TUTTI_OK; first += each) {
         int64_t count = rows - first < each ? rows - first : each;
         size_t offset = size * (size_t)first * row_bytes;

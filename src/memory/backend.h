@@ -95,6 +95,7 @@ typedef struct tu_backend_host {
     int64_t (*timeout)(tutti_group *group,
                        int64_t call_timeout_ns); /* the first of call, group and world that is set */
     const char *(*error_message)(void);          /* of this thread's last error */
+    int (*local_size)(const tutti_world *world); /* ranks on this host */
 } tu_backend_host;
 
 typedef struct tu_backend_request {
@@ -186,6 +187,18 @@ typedef struct tu_backend_memory {
 
 /* ---- remote: by rank and offset ---- */
 
+/* What a kernel that is launched by somebody else, and waits for other ranks inside, has to know of its group: where it
+ * finds that the group has ended and tells what went wrong (the layout is the backend's), its place among the group's
+ * kernels, its deadline, what it is called in messages, and how many thread blocks of a whole processor each may be
+ * there at once beside the other ranks'. */
+typedef struct tu_backend_kernel {
+    uint64_t words, report, place, timeout_ns;
+    uint32_t operation;
+    int blocks;
+} tu_backend_kernel;
+/* Launches it, and says with how many thread blocks. */
+typedef tutti_status tu_backend_start(void *context, const tu_backend_kernel *kernel, unsigned *blocks);
+
 typedef struct tu_backend_remote {
     size_t size;
     /* The signal area of one member. attach and detach frame the use of a (block, group). reset makes its signals as
@@ -212,6 +225,9 @@ typedef struct tu_backend_remote {
                              const tu_backend_call *call);
     tutti_status (*wait_word)(const tu_backend_peers *peers, size_t offset, bool equal, uint64_t value,
                               const tu_backend_call *call);
+    /* Calls `start` once, in the order of the group's kernels; all members do so, as for a barrier. */
+    tutti_status (*run)(const tu_backend_peers *peers, const char *operation, tu_backend_start *start, void *context,
+                        const tu_backend_call *call);
 } tu_backend_remote;
 
 /* ---- streams ---- */

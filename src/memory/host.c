@@ -91,6 +91,7 @@ const tu_backend_host tu_backend_host_table = {
     .setting = host_setting,
     .exchange = host_exchange,
     .local_rank = tutti_world_local_rank,
+    .local_size = tutti_world_local_size,
     .group_rank = tutti_group_rank,
     .group_size = tutti_group_size,
     .group_name = tutti_group_name,

@@ -47,6 +47,11 @@ TU_SHARED const tutti_peers *tu_symmetric_peers(tu_memory_group *state, uint32_t
  * data lies at equal distances. Else as tutti_peers_buffer. */
 TU_SHARED void *tu_symmetric_mapped(const tutti_peers *peers, int rank);
 
+/* Calls `start`, which launches a kernel that waits for the other members inside: every member does so, and their calls
+ * are one meeting in the order of the group's. See tu_backend_kernel. */
+TU_SHARED tutti_status tu_peers_run(tutti_peers *peers, const char *operation, tu_backend_start *start, void *context,
+                                    const tutti_call *call);
+
 /* The highest index that any peers of the group had so far. */
 uint32_t tu_symmetric_last(const tu_memory_group *state);
 

@@ -431,6 +431,18 @@ tutti_status tutti_peers_wait_for_signal(tutti_peers *peers, size_t word, tutti_
                                                      comparison == TUTTI_EQUAL, value, &short_call);
 }
 
+tutti_status tu_peers_run(tutti_peers *peers, const char *operation, tu_backend_start *start, void *context,
+                          const tutti_call *call) {
+    tu_backend_call short_call;
+    const tu_backend *backend = peers->memory->backend;
+    tutti_status status = check_call(peers, operation, call, true, &short_call);
+    if (status != TUTTI_OK)
+        return status;
+    if (backend->remote->run == NULL)
+        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: backend %s has no kernels of others", operation, backend->name);
+    return backend->remote->run(&peers->backend, operation, start, context, &short_call);
+}
+
 tutti_status tutti_peers_barrier(tutti_peers *peers, int channel, const tutti_call *call) {
     tu_backend_call short_call;
     tutti_status status = check_call(peers, "barrier", call, true, &short_call);

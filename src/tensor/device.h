@@ -56,6 +56,9 @@ typedef struct tu_device_product {
     bool scales_rows, scales_columns; /* there is one per row, per column */
 } tu_device_product;
 
+struct tu_device_together;
+struct tu_backend_kernel;
+
 typedef struct tu_device_tensors {
     size_t size;
     /* How many there are, and the one that is current in this thread. */
@@ -107,6 +110,12 @@ typedef struct tu_device_tensors {
     /* By the vendor's library. UNSUPPORTED, with nothing enqueued, for types and layouts that it has not, and where it
      * is not there. NULL: there is none. */
     tutti_status (*product)(void *state, int index, void *stream, const tu_device_product *product);
+
+    /* A product of several ranks in one kernel: tensor/together.h. Whether there is one for these sizes, types and
+     * places on this device; and its launch, by tu_peers_run. NULL: there is none. */
+    bool (*can_together)(void *state, int index, const struct tu_device_together *product);
+    tutti_status (*together)(void *state, int index, void *stream, const struct tu_device_together *product,
+                             const struct tu_backend_kernel *kernel, unsigned *blocks);
 
     /* Graphs. From begin to end the work that comes to the stream, a named one, is noted and does not run; memory that
      * is allocated for it belongs to the graph until the graph ends, which waits for its last run. */

@@ -45,6 +45,8 @@ static tutti_status equip(tu_gpus *gpus, tu_gpu *gpu, int index) {
     memset(gpu->fault, 0, sizeof *gpu->fault);
     result = load_images(gpus, gpu);
     if (result == CUDA_SUCCESS)
+        result = tu_gpu_together_load(gpus, gpu);
+    if (result == CUDA_SUCCESS)
         return TUTTI_OK;
     driver->cuMemFreeHost(gpu->fault);
     tutti_status status = tu_gpu_error(gpus, result, "loading the kernels of tensors");
@@ -394,6 +396,8 @@ static const tu_device_tensors tensors = {
     .fault = fault,
     .fault_place = fault_place,
     .product = tu_gpu_product,
+    .can_together = tu_gpu_can_together,
+    .together = tu_gpu_together,
     .capturing = tu_gpu_capturing,
     .capture_begin = tu_gpu_capture_begin,
     .capture_end = tu_gpu_capture_end,
@@ -443,6 +447,8 @@ static void close_gpu(tu_gpus *gpus, tu_gpu *gpu) {
         for (int i = 0; i < TU_TENSOR_IMAGES; i++)
             gpus->driver.cuModuleUnload(gpu->modules[i]);
         written_end(gpus, gpu);
+        if (gpu->together != NULL)
+            gpus->driver.cuModuleUnload(gpu->together);
         gpus->driver.cuMemFreeHost(gpu->fault);
         gpus->driver.cuCtxPopCurrent(&popped);
     }

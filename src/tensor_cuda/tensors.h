@@ -10,6 +10,7 @@
 #include "cuda.h"
 #include "memory/backend.h"
 #include "tensor/device.h"
+#include "tensor/together.h"
 
 #define TU_TENSOR_GPUS 64
 #define TU_TENSOR_IMAGES 8
@@ -75,6 +76,9 @@ typedef struct tu_gpu {
     CUdevice device;
     CUcontext context;
     CUmodule modules[TU_TENSOR_IMAGES];
+    /* Kernels of products that ranks make together: [type][the right matrix lies by rows]. NULL: there are none. */
+    CUmodule together;
+    CUfunction together_kernels[2][2];
     int processors, major, minor;
     tu_device_fault *fault; /* pinned; written by kernels, the first wins */
     CUdeviceptr fault_here;
@@ -108,6 +112,7 @@ typedef struct tu_gpus {
 
 /* The image of the kernels: image.S. */
 extern const unsigned char *const tu_gpu_images[TU_TENSOR_IMAGES];
+extern const unsigned char *const tu_gpu_together_image; /* for one generation of devices alone */
 
 /* ---- plugin.c ---- */
 tutti_status tu_gpu_error(const tu_gpus *gpus, CUresult result, const char *what);
@@ -153,5 +158,11 @@ void tu_gpu_compiler_end(tu_gpus *gpus);
 /* ---- product.c ---- */
 tutti_status tu_gpu_product(void *state, int index, void *stream, const tu_device_product *product);
 void tu_gpu_products_end(tu_gpus *gpus, tu_gpu *gpu);
+
+/* ---- together.c ---- */
+bool tu_gpu_can_together(void *state, int index, const tu_device_together *product);
+tutti_status tu_gpu_together(void *state, int index, void *stream, const tu_device_together *product,
+                             const tu_backend_kernel *kernel, unsigned *blocks);
+CUresult tu_gpu_together_load(tu_gpus *gpus, tu_gpu *gpu); /* with the context entered */
 
 #endif

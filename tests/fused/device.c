@@ -6,6 +6,7 @@
  */
 #include <signal.h>
 
+#include "fused/device.h"
 #include "gpu.h"
 
 /* ---- one rank, and made up ones ---- */
@@ -194,6 +195,104 @@ TEST_GPU(products_of_many_pieces_are_added_in_rank_order) {
     END;
 }
 
+/* ---- in one kernel ---- */
+
+/* Whether the GPU has the kernel that computes and communicates at once. */
+static bool is_hopper(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    int (*ask)(int *, int, int) = (int (*)(int *, int, int))dlsym(library, "cuDeviceGetAttribute");
+    int major = 0;
+    CHECK(ask != NULL && ask(&major, 75, 0) == 0);
+    return major == 9;
+}
+
+static tt_tensor *symmetric_there(tutti_world *world, tt_tensor *x) {
+    tt_symm_options options = TT_SYMM_OPTIONS_INIT;
+    options.device = test_device();
+    tt_tensor *copy = tt_symm_empty(world, tt_sizes(x), tt_dtype(x), &options);
+    return tt_copy_(copy, there(x));
+}
+
+/* A right matrix by rows, or by columns. */
+static tt_tensor *right_of(int64_t depth, int64_t columns, tutti_dtype dtype, int seed, int by_columns) {
+    return by_columns ? tt_transpose(whole(tt_shape(columns, depth), dtype, seed), 0, 1)
+                      : whole(tt_shape(depth, columns), dtype, seed);
+}
+
+/* Tiles, rows that leave a rest, less than a tile. */
+static const int64_t extents[][3] = { { 256, 512, 128 }, { 200, 264, 72 }, { 8, 8, 8 }, { 130, 1032, 328 } };
+#define EXTENTS ((int)(sizeof extents / sizeof extents[0]))
+
+TEST_GPU(one_kernel_gathers_and_multiplies_tiles_and_what_is_left_over) {
+    BEGIN;
+    int64_t before = tu_fused_together(group), calls = 0;
+    for (int i = 0; i < EXTENTS * 8; i++) {
+        const int64_t *extent = extents[i / 8];
+        tutti_dtype dtype = i % 2 == 0 ? TUTTI_BF16 : TUTTI_F16;
+        tt_dims shape = tt_shape(extent[0], extent[2]);
+        tt_tensor *all = all_of(shape, dtype, ranks, 0), *left = NULL,
+                  *right = right_of(extent[2], extent[1], dtype, 40 + rank, i / 2 % 2), *x = whole(shape, dtype, rank),
+                  *shard = i / 4 % 2 == 0 ? there(x) : symmetric_there(world, x);
+        for (int round = 0; round < 3; round++) {
+            tt_tensor_list made =
+                tt_fused_all_gather_matmul(shard, tt_tensors(there(right)), 0, group, round == 2 ? &left : NULL);
+            CHECK(made.count == 1 && tt_equal(back(made.at[0]), tt_matmul(all, right)));
+            calls++;
+        }
+        CHECK(tt_equal(back(left), all));
+    }
+    CHECK(!is_hopper() || tu_fused_together(group) - before == calls);
+    END;
+}
+
+TEST_GPU(one_kernel_multiplies_and_adds_in_rank_order_with_one_rounding) {
+    BEGIN;
+    int64_t before = tu_fused_together(group), calls = 0;
+    for (int i = 0; i < EXTENTS * 8; i++) {
+        const int64_t *extent = extents[i / 8];
+        tutti_dtype dtype = i % 2 == 0 ? TUTTI_BF16 : TUTTI_F16;
+        bool average = i / 4 % 2 != 0;
+        tt_dims shape = tt_shape(extent[0] * ranks, extent[2]);
+        tt_tensor *sum = NULL;
+        for (int from = 0; from < ranks; from++) {
+            tt_tensor *right = right_of(extent[2], extent[1], dtype, 40 + from, i / 2 % 2),
+                      *one = tt_to(part_of(tt_matmul(whole(shape, dtype, from), right), 0, rank, ranks), TUTTI_F32);
+            sum = from == 0 ? one : tt_add(sum, one);
+        }
+        tt_tensor *expected = tt_to(average ? tt_div_scalar(sum, ranks) : sum, dtype),
+                  *x = there(whole(shape, dtype, rank)),
+                  *right = there(right_of(extent[2], extent[1], dtype, 40 + rank, i / 2 % 2));
+        for (int round = 0; round < 3; round++) {
+            tt_tensor *part = tt_fused_matmul_reduce_scatter(x, right, average ? TUTTI_AVG : TUTTI_SUM, 0, group);
+            CHECK(part != NULL && tt_equal(back(part), expected));
+            calls++;
+        }
+    }
+    bool halves = (ranks & (ranks - 1)) == 0; /* else averages are no matter of the kernel's */
+    CHECK(!is_hopper() || !halves || tu_fused_together(group) - before == calls);
+    END;
+}
+
+TEST_GPU(one_kernel_and_several_share_the_workspace) {
+    BEGIN;
+    for (int round = 0; round < 12; round++) {
+        bool narrow = round % 3 == 0; /* there is one kernel for bf16, none for f32 */
+        tutti_dtype dtype = narrow ? TUTTI_BF16 : TUTTI_F32;
+        tt_dims shape = tt_shape(192, 64), tall = tt_shape(192 * ranks, 64);
+        tt_tensor *right = whole(tt_shape(64, 256), dtype, 3), *sum = NULL;
+        for (int from = 0; from < ranks; from++) {
+            tt_tensor *one = part_of(tt_matmul(whole(tall, dtype, from + round), right), 0, rank, ranks);
+            sum = from == 0 ? tt_to(one, TUTTI_F32) : tt_add(sum, tt_to(one, TUTTI_F32));
+        }
+        tt_tensor *x = there(whole(tall, dtype, rank + round)), *y = there(whole(shape, dtype, rank)),
+                  *part = tt_fused_matmul_reduce_scatter(x, there(right), TUTTI_SUM, 0, group);
+        tt_tensor_list made = tt_fused_all_gather_matmul(y, tt_tensors(there(right)), 0, group, NULL);
+        CHECK(part != NULL && tt_equal(back(part), tt_to(sum, dtype)));
+        CHECK(made.count == 1 && tt_equal(back(made.at[0]), tt_matmul(all_of(shape, dtype, ranks, 0), right)));
+    }
+    END;
+}
+
 static void check_scaled(tutti_group *group, int64_t depth, bool by_rows) {
     int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
     tt_dims shape = tt_shape(8, depth), scales = by_rows ? tt_shape(8, 1) : tt_shape(1);
@@ -334,6 +433,65 @@ TEST_GPU(calls_are_captured_and_replayed_and_a_workspace_that_would_grow_is_an_e
     }
     CHECK(tt_equal(back(part), part_of(sum, 0, rank, ranks)));
     CHECK_OK(tutti_group_check(group));
+    END;
+}
+
+/* Runs of a graph behind each other, on ranks of which one is late: every run has its own inputs and results. */
+static void check_runs(tutti_group *group, tutti_dtype dtype) {
+    enum {
+        RUNS = 24
+    };
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
+    driver graph = graphs();
+    void *stream = tt_stream(test_device()), *captured, *executable;
+    tt_dims shape = tt_shape(256, 64), tall = tt_shape(256 * ranks, 64);
+    tt_tensor *x = there(whole(shape, dtype, 0)), *y = there(whole(tall, dtype, 0)), *gathered[RUNS], *parts[RUNS],
+              *right = there(whole(tt_shape(64, 512), dtype, 3)), *slow = there(whole(tt_shape(1024, 1024), dtype, 5));
+    for (int round = 0; round < 2; round++) {
+        CHECK(tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).count == 1);
+        CHECK(tt_fused_matmul_reduce_scatter(y, right, TUTTI_SUM, 0, group) != NULL);
+    }
+    (void)tt_matmul(slow, slow);
+    CHECK(tt_synchronize(test_device()));
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_EQ(graph.begin(stream, 1), 0);
+    tt_tensor *all = tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).at[0],
+              *part = tt_fused_matmul_reduce_scatter(y, right, TUTTI_SUM, 0, group);
+    CHECK_EQ(graph.end(stream, &captured), 0);
+    CHECK(all != NULL && part != NULL);
+    CHECK_EQ(graph.instantiate(&executable, captured, 0), 0);
+    tt_tensor *xs[RUNS], *ys[RUNS];
+    for (int i = 0; i < RUNS; i++) {
+        xs[i] = there(whole(shape, dtype, rank + 10 * i));
+        ys[i] = there(whole(tall, dtype, rank + 10 * i));
+    }
+    for (int i = 0; i < RUNS; i++) {
+        for (int j = 0; i % ranks == rank && j < 8; j++)
+            (void)tt_matmul(slow, slow);
+        tt_copy_(x, xs[i]);
+        tt_copy_(y, ys[i]);
+        CHECK_EQ(graph.launch(executable, stream), 0);
+        gathered[i] = tt_clone(all);
+        parts[i] = tt_clone(part);
+    }
+    CHECK(tt_synchronize(test_device()));
+    for (int i = 0; i < RUNS; i++) {
+        tt_tensor *sum = NULL;
+        for (int from = 0; from < ranks; from++) {
+            tt_tensor *one = part_of(tt_matmul(whole(tall, dtype, from + 10 * i), back(right)), 0, rank, ranks);
+            sum = from == 0 ? tt_to(one, TUTTI_F32) : tt_add(sum, tt_to(one, TUTTI_F32));
+            CHECK(tt_equal(back(tt_narrow(gathered[i], 0, from * 256, 256)),
+                           tt_matmul(whole(shape, dtype, from + 10 * i), back(right))));
+        }
+        CHECK(tt_equal(back(parts[i]), tt_to(sum, dtype)));
+    }
+    CHECK_OK(tutti_group_check(group));
+}
+
+TEST_GPU(runs_of_a_graph_that_follow_each_other_do_not_disturb_each_other) {
+    BEGIN;
+    check_runs(group, TUTTI_BF16);
+    check_runs(group, TUTTI_F32);
     END;
 }
 

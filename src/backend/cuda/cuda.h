@@ -165,6 +165,7 @@ typedef struct tu_cuda_map {
     CUmemGenericAllocationHandle *handles; /* imported, 0 for none */
     bool *mapped;
     bool *near;                             /* members that are threads of this process, on this device */
+    int sharing;                            /* members on the device that has most of them */
     tu_cuda_desk *desk;                     /* theirs and ours; NULL: there are none */
     CUmemGenericAllocationHandle multicast; /* 0: none */
     CUdeviceptr multicast_address;

@@ -56,7 +56,13 @@ enum {
     CU_STREAM_CAPTURE_STATUS_NONE = 0,
     CU_EVENT_DISABLE_TIMING = 2,
     CU_MEMHOSTALLOC_PORTABLE = 1,
-    CU_MEMHOSTALLOC_DEVICEMAP = 2
+    CU_MEMHOSTALLOC_DEVICEMAP = 2,
+
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
+    CU_TENSOR_MAP_DATA_TYPE_FLOAT16 = 6,
+    CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 = 9,
+    CU_TENSOR_MAP_SWIZZLE_128B = 3,
+    CU_TENSOR_MAP_L2_PROMOTION_L2_256B = 3
 };
 
 typedef struct CUmemLocation {
@@ -195,6 +201,10 @@ enum {
     X(1, cuModuleLoadData, 2000, (CUmodule * module, const void *image))                                            \
     X(1, cuModuleUnload, 2000, (CUmodule module))                                                                   \
     X(1, cuModuleGetFunction, 2000, (CUfunction * function, CUmodule module, const char *name))                     \
+    X(0, cuFuncSetAttribute, 9000, (CUfunction function, int attribute, int value))                                 \
+    X(0, cuTensorMapEncodeTiled, 12000,                                                                             \
+      (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes, const uint64_t *strides,           \
+       const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill))           \
     X(0, cuFuncLoad, 12040, (CUfunction function))                                                                  \
     X(1, cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                                                         \
       (int *blocks, CUfunction function, int threads, size_t shared_bytes))                                         \

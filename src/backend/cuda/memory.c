@@ -191,11 +191,15 @@ static tutti_status make_desk(tu_cuda *cuda, tu_cuda_block *block) {
     return TUTTI_OK;
 }
 
-/* Who is a thread of this process on this device, and the desk of the first of them: all blocks live until everybody
- * has imported them. */
+/* Who shares devices, who is a thread of this process on this device, and the desk of the first of them: all blocks
+ * live until everybody has imported them. */
 static void find_near(tu_cuda_map *m, const tu_cuda_ticket *tickets, int rank) {
     int first = -1, others = 0;
     for (int i = 0; i < m->count; i++) {
+        int sharing = 0;
+        for (int j = 0; j < m->count; j++)
+            sharing += memcmp(&tickets[i].uuid, &tickets[j].uuid, sizeof tickets[i].uuid) == 0;
+        m->sharing = sharing > m->sharing ? sharing : m->sharing;
         m->near[i] = tickets[i].pid == tickets[rank].pid &&
                      memcmp(&tickets[i].uuid, &tickets[rank].uuid, sizeof tickets[i].uuid) == 0;
         if (m->near[i] && first < 0)

@@ -170,36 +170,87 @@ typedef struct number {
     uint64_t address, value;
 } number;
 
-static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, int channel, number number,
-                           const tu_backend_call *call, const char *name) {
+/* The kernels of signals and barriers. */
+typedef struct own_kernel {
+    const tu_backend_peers *peers;
+    tu_cuda_signal_args args;
+    tu_cuda_kernel kernel;
+    unsigned threads;
+    CUstream stream;
+} own_kernel;
+
+static tutti_status start_own(void *context, const tu_backend_kernel *kernel, unsigned *blocks) {
+    own_kernel *own = context;
+    tu_cuda *cuda = own->peers->state;
+    own->args.group = (tu_cuda_group_words){ kernel->words, kernel->report, kernel->place };
+    *blocks = 1;
+    return tu_cuda_launch(cuda, &cuda->devices[own->peers->device_index], own->kernel, 1, own->threads, &own->args,
+                          own->stream, TU_CUDA_APART);
+}
+
+/* Whole processors for each rank on the device, also for those whose kernels are another group's. */
+static int processors_each(const tu_backend_peers *peers) {
     tu_cuda *cuda = peers->state;
-    tu_cuda_device *device = &cuda->devices[peers->device_index];
-    tu_cuda_group *group = peers->local;
-    tutti_status status = tu_cuda_group_check(group);
-    if (status != TUTTI_OK)
-        return status;
-    int64_t timeout_ns = cuda->host->timeout(peers->group, call->timeout_ns);
-    tu_cuda_signal_args args = arguments(peers, kind, peer, channel, timeout_ns, name);
-    args.word = number.address;
-    args.value = number.value;
-    unsigned threads = (unsigned)(peers->size + 31) / 32 * 32;
-    tu_cuda_kernel kernel = kernel_of(peers, kind);
-    threads = kind != TU_CUDA_SIGNAL_BARRIER || kernel != TU_CUDA_SIGNAL ? 1 : threads > 512 ? 512 : threads;
+    int sharing = ((const tu_cuda_map *)peers->areas->handle)->sharing,
+        of_host = (cuda->host->local_size(cuda->world) + cuda->device_count - 1) / cuda->device_count;
+    return cuda->devices[peers->device_index].processors / (sharing > of_host ? sharing : of_host);
+}
+
+/* In the order of the group's kernels. */
+static tutti_status launch_in_order(const tu_backend_peers *peers, int kind, int peer, int channel,
+                                    tu_backend_kernel kernel, tu_backend_start *start, void *context,
+                                    const tu_backend_call *call) {
+    tu_cuda *cuda = peers->state;
     tu_cuda_order order;
     company company = { .count = NULL };
-    status = tu_cuda_order_begin(group, call->stream, tu_cuda_capture(cuda, call->stream), timeout_ns, args.operation,
-                                 0, &order);
-    if (status == TUTTI_OK) {
-        args.group = order.words;
-        status = tu_cuda_launch(cuda, device, kernel, 1, threads, &args, call->stream, TU_CUDA_APART);
-        if (status == TUTTI_OK && order.capture == 0)
-            company = count_signal(peers, kind, peer, channel);
-        keep_company(peers, company, timeout_ns);
-        tu_cuda_order_end(&order, status == TUTTI_OK);
-    }
+    unsigned blocks = 0;
+    tutti_status status = tu_cuda_order_begin(peers->local, call->stream, tu_cuda_capture(cuda, call->stream),
+                                              (int64_t)kernel.timeout_ns, kernel.operation, 0, &order);
+    if (status != TUTTI_OK)
+        return status;
+    kernel.words = order.words.words;
+    kernel.report = order.words.report;
+    kernel.place = order.words.place;
+    status = start(context, &kernel, &blocks);
+    if (status == TUTTI_OK && order.capture == 0)
+        company = count_signal(peers, kind, peer, channel);
+    keep_company(peers, company, (int64_t)kernel.timeout_ns);
+    tu_cuda_order_end(&order, status == TUTTI_OK ? blocks : 0);
     if (status == TUTTI_OK)
         tu_cuda_watch(cuda);
     return status;
+}
+
+static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, int channel, number number,
+                           const tu_backend_call *call, const char *name) {
+    tu_cuda *cuda = peers->state;
+    tutti_status status = tu_cuda_group_check(peers->local);
+    if (status != TUTTI_OK)
+        return status;
+    int64_t timeout_ns = cuda->host->timeout(peers->group, call->timeout_ns);
+    unsigned threads = (unsigned)(peers->size + 31) / 32 * 32;
+    own_kernel own = { .peers = peers,
+                       .args = arguments(peers, kind, peer, channel, timeout_ns, name),
+                       .kernel = kernel_of(peers, kind),
+                       .stream = call->stream };
+    own.args.word = number.address;
+    own.args.value = number.value;
+    own.threads = kind != TU_CUDA_SIGNAL_BARRIER || own.kernel != TU_CUDA_SIGNAL ? 1 : threads > 512 ? 512 : threads;
+    tu_backend_kernel kernel = { .timeout_ns = (uint64_t)timeout_ns, .operation = own.args.operation };
+    return launch_in_order(peers, kind, peer, channel, kernel, start_own, &own, call);
+}
+
+/* A kernel of somebody else's is a meeting like a barrier of the first channel. */
+static tutti_status run(const tu_backend_peers *peers, const char *operation, tu_backend_start *start, void *context,
+                        const tu_backend_call *call) {
+    tu_cuda *cuda = peers->state;
+    tutti_status status = tu_cuda_group_check(peers->local);
+    if (status != TUTTI_OK)
+        return status;
+    tu_backend_kernel kernel = { .timeout_ns = (uint64_t)cuda->host->timeout(peers->group, call->timeout_ns),
+                                 .operation = cuda->host->operation_find(operation),
+                                 .blocks = processors_each(peers) };
+    return launch_in_order(peers, TU_CUDA_SIGNAL_BARRIER, -1, 0, kernel, start, context, call);
 }
 
 static tutti_status put_signal(const tu_backend_peers *peers, int to, int channel, const tu_backend_call *call) {
@@ -279,4 +330,5 @@ const tu_backend_remote tu_cuda_remote = {
     .barrier = barrier,
     .set_word = set_word,
     .wait_word = wait_word,
+    .run = run,
 };

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The product that ranks make together in one kernel: its arguments, and what the ranks write for each other. See
+ * together.cu.
+ */
+#ifndef TU_TENSOR_CUDA_TOGETHER_H
+#define TU_TENSOR_CUDA_TOGETHER_H
+
+#include <stdint.h>
+
+#include "../backend/cuda/params.h"
+#include "tensor/together.h"
+
+/* Of a tile, in rows and columns of the result, and of what is loaded at a time, in bytes of the depth. */
+#define TU_TILE_ROWS 128
+#define TU_TILE_COLUMNS 256
+#define TU_TILE_BYTES 128
+#define TU_TILE_STAGES 4
+#define TU_TOGETHER_THREADS 384
+/* What the tensor cores read, a part of the result on its way out for each of two teams, and the barriers. */
+#define TU_TOGETHER_STAGE_BYTES ((TU_TILE_ROWS + TU_TILE_COLUMNS) * TU_TILE_BYTES)
+#define TU_TOGETHER_OUT_BYTES 16384
+#define TU_TOGETHER_SHARED (TU_TILE_STAGES * TU_TOGETHER_STAGE_BYTES + 2 * TU_TOGETHER_OUT_BYTES + 1024 + 256)
+
+/* Of the driver: where a matrix lies and how it is cut. */
+typedef struct tu_tensor_map {
+#ifdef __cplusplus
+    alignas(64)
+#else
+    _Alignas(64)
+#endif
+        uint64_t opaque[16];
+} tu_tensor_map;
+
+typedef struct tu_together_args {
+    tu_tensor_map left[TU_TOGETHER_RANKS]; /* of a gather: the ranks' shards; of a scatter: the first is all rows */
+    tu_tensor_map out[TU_TOGETHER_RANKS];  /* of a gather: each shard's rows of the result; of a scatter: the place in
+                                              each rank's stage for this rank's products */
+    tu_tensor_map right;
+    tu_cuda_group_words group;
+    uint64_t timeout_ns;
+    uint64_t boards, stride; /* rank 0's board, and how far apart they are */
+    /* Of a gather whose shards are staged: this rank's, and where it goes. */
+    uint64_t shard, half, shard_bytes;
+    /* Of a scatter: this rank's stage, with a part for each rank, and the sums. */
+    uint64_t stage, part_bytes, sums;
+    int32_t rank, size, rows, columns, depth; /* rows of a shard or of a rank's block */
+    int32_t scatters;
+    float factor;            /* of a scatter: what sums are multiplied with, a power of two */
+    int32_t leaves_together; /* of a gather: nobody goes on before all have read */
+    uint32_t operation;
+} tu_together_args;
+
+#endif
