@@ -4,6 +4,7 @@
  */
 #include <string.h>
 
+#include "base/instructions.h"
 #include "functional/registry.h"
 #include "fused/operators.h"
 #include "kernel/kernel.h"
@@ -17,7 +18,7 @@
 #define TILE_BYTES ((size_t)1 << 17)
 #define TILES_OF_CHUNK 8
 /* Rows of a product that packs the right matrix for them: fewer are enough where it is low. With one that was packed
- * once for all a chunk has no more than its tiles, and is in a cache when it is handed over. */
+ * once for all a chunk has no more than its tiles, if that is quick, and is in a cache when it is handed over. */
 #define CHUNK_ROWS 512
 #define LOW_DEPTH 1024
 #define CHUNK_ROWS_OF_LOW_DEPTH 256
@@ -25,6 +26,12 @@
 
 static int64_t least_rows(int64_t depth) {
     return depth < LOW_DEPTH ? CHUNK_ROWS_OF_LOW_DEPTH : CHUNK_ROWS;
+}
+
+/* Kernels with wide registers read the packed matrix less often for a row: it may come from the last cache then. */
+static int64_t rows_of_packed(const tu_right *right) {
+    return right->bytes <= TILES_OF_CHUNK * TILE_BYTES || tu_instructions_get() == TU_AVX512 ? 1
+                                                                                             : CHUNK_ROWS_OF_LOW_DEPTH;
 }
 
 /* Whether the rows for one rank are several products: chunks, or the jobs of threads. */
@@ -35,7 +42,7 @@ static bool is_cut(int64_t rows, int64_t depth) {
 tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
                                const tu_right *right, bool by_rows) {
     int64_t tile = block->row_bytes == 0 ? rows : (int64_t)(TILE_BYTES / block->row_bytes),
-            least = right->packed == NULL ? least_rows(right->depth) : 1;
+            least = right->packed == NULL ? least_rows(right->depth) : rows_of_packed(right);
     tile = tile < 1 ? 1 : tile;
     least = least < TILES_OF_CHUNK * tile ? TILES_OF_CHUNK * tile : least;
     tu_scatter scatter = { .who = who,
