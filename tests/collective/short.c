@@ -189,7 +189,7 @@ TEST_WORLD(short_messages_do_not_overtake_a_long_one_that_was_sent_before, 2) {
     tutti_group *group = warm(world);
     static _Thread_local int values[LONG_MESSAGE];
     if (tutti_group_rank(group) == 0) {
-        tutti_work *work;
+        tutti_work *work = NULL;
         CHECK_OK(tutti_send(group, values, LONG_MESSAGE, TUTTI_I32, 1, 2, TUTTI_OPTIONS(tutti_call, .work = &work)));
         for (int i = 0; i < 6; i++)
             CHECK_OK(tutti_send(group, &i, 1, TUTTI_I32, 1, 2, NULL));
@@ -212,7 +212,7 @@ TEST_WORLD(a_receive_that_was_started_before_gets_its_message_first, 2) {
     tutti_group *group = warm(world);
     int started = -1, later = -1;
     if (tutti_group_rank(group) == 1) {
-        tutti_work *work;
+        tutti_work *work = NULL;
         CHECK_OK(tutti_recv(group, &started, 1, TUTTI_I32, 0, 2, TUTTI_OPTIONS(tutti_call, .work = &work)));
         CHECK_OK(tutti_recv(group, &later, 1, TUTTI_I32, 0, 2, NULL));
         CHECK_OK(tutti_work_wait(work, 0));
