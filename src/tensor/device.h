@@ -54,6 +54,7 @@ typedef struct tu_device_product {
      * right. NULL: 1. */
     const void *left_scale, *right_scale;
     bool scales_rows, scales_columns; /* there is one per row, per column */
+    const void *bias;                 /* of the result's type, added to each row before it is rounded; NULL: none */
 } tu_device_product;
 
 struct tu_device_together;

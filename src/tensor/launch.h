@@ -117,10 +117,12 @@ typedef struct tu_launch_steps {
 } tu_launch_steps;
 #define TU_STEP_CHUNK 4096 /* elements that a block does at a time */
 
-/* Rows of `width` elements of two bytes, from one distance between rows, in elements, to another. */
+/* Rows of `width` elements of two bytes, from one distance between rows, in elements, to another; what there is more of
+ * rows and of their elements at `to` is 0. */
 typedef struct tu_launch_pitch {
     uint64_t from, to;
     int64_t rows, width, from_row, to_row;
+    int64_t to_rows, to_width;
 } tu_launch_pitch;
 
 /* to = from + bias, rows of `columns`: from is f32, the others of one type; columns a multiple of four, all aligned. */

@@ -28,7 +28,7 @@ static tutti_status multiply_there(tu_device *device, const tu_device_product *p
     tutti_status status = TUTTI_ERROR_UNSUPPORTED;
     if (product->depth > 0 && device->table->product != NULL)
         status = device->table->product(device->state, device->index, tu_device_stream(device), product);
-    if (status != TUTTI_ERROR_UNSUPPORTED)
+    if (status != TUTTI_ERROR_UNSUPPORTED || product->bias != NULL)
         return status;
     tutti_dtype compute = tu_compute_dtype(product->dtype);
     char name[64];
@@ -54,52 +54,76 @@ static tutti_status multiply_there(tu_device *device, const tu_device_product *p
                                    tiles, 256, &flat);
 }
 
-/* Operands of narrow floats whose rows are no multiple of 16 bytes apart make products slower. Where the product is so
- * large that a copy costs little beside it, it reads copies with such a distance. Results stay where they are: a copy
- * of them was measured, and cost more than it gave. */
+/* The vendor's library has its quick kernels of narrow floats only where rows, columns and depth, and the distance
+ * between rows, are multiples of 16 bytes. Where the product is so large that copies cost little beside it, it is made
+ * of copies that are filled up with zeros, and its result copied out of a larger one. */
 #define PITCH 8         /* elements of two bytes */
 #define WORTH_PITCH 512 /* rows, columns and depth from which on it pays */
-typedef struct pitched {
-    tu_device_block block;
-    int64_t rows, width; /* as they lie: rows of the memory */
-} pitched;
+
+static int64_t filled(int64_t size) {
+    return (size + PITCH - 1) / PITCH * PITCH;
+}
 
 static bool wants_pitch(const tu_device_product *product) {
-    return (product->dtype == TUTTI_BF16 || product->dtype == TUTTI_F16) && product->batch == 1 &&
-           product->rows >= WORTH_PITCH && product->columns >= WORTH_PITCH && product->depth >= WORTH_PITCH;
+    bool narrow = product->dtype == TUTTI_BF16 || product->dtype == TUTTI_F16;
+    if (!narrow || product->result != product->dtype || product->batch != 1 || product->rows < WORTH_PITCH ||
+        product->columns < WORTH_PITCH || product->depth < WORTH_PITCH)
+        return false;
+    int64_t left = product->left.column != 1 ? product->left.column : product->left.row;
+    int64_t right = product->right.column != 1 ? product->right.column : product->right.row;
+    return ((product->rows | product->columns | product->depth | left | right | product->out.row) & (PITCH - 1)) != 0;
 }
 
-/* A copy with the better distance in place of the matrix; without memory for that it stays as it is. */
+/* Rows of one place at another, which is allocated for them; the smaller of both sizes is copied. */
+static tutti_status copy_pitched(tu_device *device, tu_launch_pitch flat) {
+    return tu_device_launch_blocks(device, "kernel_pitch", flat.to_rows < 65535 ? flat.to_rows : 65535,
+                                   TU_DEVICE_THREADS, &flat);
+}
+
+/* A filled copy in place of a matrix of so many rows and columns, where that is needed. */
 static tutti_status take_pitch(tu_device *device, tu_device_matrix *matrix, int64_t rows, int64_t columns,
-                               pitched *taken) {
+                               tu_device_block *taken) {
     bool turned = matrix->column != 1;
-    int64_t distance = turned ? matrix->column : matrix->row;
+    int64_t lines = turned ? columns : rows, width = turned ? rows : columns;
+    int64_t distance = turned ? matrix->column : matrix->row, better = filled(width);
+    if (better == width && filled(lines) == lines && distance % PITCH == 0)
+        return TUTTI_OK;
+    if ((turned && matrix->row != 1) || distance < width)
+        return TUTTI_ERROR_UNSUPPORTED;
     const void *from = matrix->data;
-    *taken = (pitched){ .rows = turned ? columns : rows, .width = turned ? rows : columns };
-    if (distance % PITCH == 0 || (turned && matrix->row != 1) || distance < taken->width)
-        return TUTTI_OK;
-    int64_t better = (taken->width + PITCH - 1) / PITCH * PITCH;
-    if (device->table->allocate(device->state, device->index, tu_device_stream(device),
-                                (size_t)(taken->rows * better) * 2, &taken->block) != TUTTI_OK)
-        return TUTTI_OK;
-    *matrix = (tu_device_matrix){ taken->block.data, turned ? 1 : better, turned ? better : 1, 0 };
-    tu_launch_pitch flat = { tu_place_of(from), tu_place_of(taken->block.data),
-                             taken->rows,       taken->width,
-                             distance,          better };
-    return tu_device_launch_blocks(device, "kernel_pitch", taken->rows < 65535 ? taken->rows : 65535, TU_DEVICE_THREADS,
-                                   &flat);
+    tutti_status status = device->table->allocate(device->state, device->index, tu_device_stream(device),
+                                                  (size_t)(filled(lines) * better) * 2, taken);
+    if (status != TUTTI_OK)
+        return status;
+    *matrix = (tu_device_matrix){ taken->data, turned ? 1 : better, turned ? better : 1, 0 };
+    return copy_pitched(device, (tu_launch_pitch){ tu_place_of(from), tu_place_of(taken->data), lines, width, distance,
+                                                   better, filled(lines), better });
 }
 
-static tutti_status multiply_pitched(tu_device *device, tu_device_product product) {
-    pitched taken[2] = { 0 };
-    tutti_status status = take_pitch(device, &product.left, product.rows, product.depth, &taken[0]);
+static tutti_status multiply_pitched(tu_device *device, const tu_device_product *product) {
+    tu_device_block taken[3] = { { 0 } };
+    tu_device_product larger = *product;
+    larger.rows = filled(product->rows);
+    larger.columns = filled(product->columns);
+    larger.depth = filled(product->depth);
+    tutti_status status = take_pitch(device, &larger.left, product->rows, product->depth, &taken[0]);
     if (status == TUTTI_OK)
-        status = take_pitch(device, &product.right, product.depth, product.columns, &taken[1]);
+        status = take_pitch(device, &larger.right, product->depth, product->columns, &taken[1]);
+    bool out = larger.rows != product->rows || larger.columns != product->columns || product->out.row % PITCH != 0;
+    if (status == TUTTI_OK && out)
+        status = device->table->allocate(device->state, device->index, tu_device_stream(device),
+                                         (size_t)(larger.rows * larger.columns) * 2, &taken[2]);
+    if (status == TUTTI_OK && out)
+        larger.out = (tu_device_matrix){ taken[2].data, larger.columns, 1, 0 };
     if (status == TUTTI_OK)
-        status = multiply_there(device, &product);
-    for (int i = 0; i < 2; i++)
-        if (taken[i].block.handle != NULL)
-            device->table->release(device->state, device->index, &taken[i].block);
+        status = multiply_there(device, &larger);
+    if (status == TUTTI_OK && out)
+        status = copy_pitched(device, (tu_launch_pitch){ tu_place_of(taken[2].data), tu_place_of(product->out.data),
+                                                         product->rows, product->columns, larger.columns,
+                                                         product->out.row, product->rows, product->columns });
+    for (int i = 0; i < 3; i++)
+        if (taken[i].handle != NULL)
+            device->table->release(device->state, device->index, &taken[i]);
     return status;
 }
 
@@ -109,7 +133,8 @@ tutti_status tu_device_multiply(const tu_call *call, tu_device *device, const tu
     if (tu_is_complex(product->dtype))
         return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
                              tutti_device_name(call->device));
-    return wants_pitch(product) ? multiply_pitched(device, *product) : multiply_there(device, product);
+    tutti_status status = wants_pitch(product) ? multiply_pitched(device, product) : TUTTI_ERROR_UNSUPPORTED;
+    return status == TUTTI_OK ? TUTTI_OK : multiply_there(device, product); /* without memory for copies, as it lies */
 }
 
 /* Where the leading dimensions of x, broadcast to out's, lie one step apart; false where they do not. */
@@ -182,45 +207,66 @@ static bool adds_quickly(const tt_tensor *out, const tt_tensor *sum, const tt_te
            out->flags & TU_CONTIGUOUS && bias->numel % 4 == 0 && places % 16 == 0;
 }
 
-/* x weight^T + bias: the product in f32 for narrow floats, and one rounding of its sum with the bias. */
+/* By the vendor's library at once, the bias added before the one rounding; UNSUPPORTED where it has no such. */
+static tutti_status multiply_biased(tu_device *device, tu_device_product product, const tt_tensor *bias,
+                                    const tt_tensor *out) {
+    bool typed = out->dtype == TUTTI_F32 || out->dtype == TUTTI_BF16 || out->dtype == TUTTI_F16;
+    if (!typed || bias->dtype != out->dtype || !(bias->flags & TU_CONTIGUOUS) ||
+        tu_place_of(tu_pointer(bias)) % 16 != 0 || wants_pitch(&product))
+        return TUTTI_ERROR_UNSUPPORTED;
+    product.out.data = tu_pointer(out);
+    product.result = (tutti_dtype)out->dtype;
+    product.bias = tu_pointer(bias);
+    return multiply_there(device, &product);
+}
+
+/* sum + bias into out, the product of a linear layer and its bias. */
+static tutti_status add_bias(const tu_call *call, tt_tensor *sum, tt_tensor *bias, tt_tensor *out) {
+    if (adds_quickly(out, sum, bias)) {
+        char name[64];
+        tu_launch_bias flat = { tu_place_of(tu_pointer(sum)), tu_place_of(tu_pointer(out)),
+                                tu_place_of(tu_pointer(bias)), out->numel / bias->numel, bias->numel };
+        return tu_device_launch(tu_device_of(out), tu_kernel_name(name, "bias", out->dtype), out->numel / 4,
+                                TU_DEVICE_THREADS, &flat);
+    }
+    tt_tensor *inputs[] = { sum, bias };
+    tu_call addition;
+    tu_call_init(&addition, &tu_operator_add, 2, inputs, &(tu_add_attributes){});
+    addition.device = call->device;
+    addition.results[0].dtype = sum->dtype;
+    addition.outputs[0] = out;
+    return tu_operator_add.kernels[TU_ON_CUDA](&addition);
+}
+
+/* x weight^T + bias: where the library cannot add the bias, the product in f32 for narrow floats, and one rounding of
+ * its sum with the bias. */
 static tutti_status linear_on_device(tu_call *call) {
-    const tt_tensor *weight = call->inputs[1], *bias = call->inputs[2];
-    tt_tensor *out = call->outputs[0];
+    const tt_tensor *weight = call->inputs[1];
+    tt_tensor *out = call->outputs[0], *bias = call->inputs[2], *to = NULL;
     bool narrow = tu_is_float(out->dtype) && tu_dtype_bytes[out->dtype] < 4 && bias != NULL;
-    tutti_dtype dtype = narrow ? TUTTI_F32 : out->dtype;
     if (out->numel == 0)
         return TUTTI_OK;
-    tt_tensor *x = tu_stage_in(call->inputs[0], call->inputs[0]->dtype), *to = tu_stage_out(out, dtype);
-    tutti_status status = TUTTI_ERROR_MEMORY;
-    if (x != NULL && to != NULL) {
-        int64_t columns = weight->sizes[0], depth = weight->sizes[1];
-        tu_device_product product = { .rows = out->numel / columns,
-                                      .columns = columns,
-                                      .depth = depth,
-                                      .batch = 1,
-                                      .left = { tu_pointer(x), depth, 1, 0 },
-                                      .right = { tu_pointer(weight), weight->strides[1], weight->strides[0], 0 },
-                                      .out = { tu_pointer(to), columns, 1, 0 },
-                                      .dtype = x->dtype,
-                                      .result = dtype };
-        status = tu_device_multiply(call, tu_device_of(out), &product);
-    }
-    if (status == TUTTI_OK && bias != NULL && adds_quickly(out, to, bias)) {
-        char name[64];
-        tu_launch_bias flat = { tu_place_of(tu_pointer(to)), tu_place_of(tu_pointer(out)),
-                                tu_place_of(tu_pointer(bias)), out->numel / bias->numel, bias->numel };
-        status = tu_device_launch(tu_device_of(out), tu_kernel_name(name, "bias", out->dtype), out->numel / 4,
-                                  TU_DEVICE_THREADS, &flat);
-    } else if (status == TUTTI_OK && bias != NULL) { /* what lies in `to`, plus bias, into out */
-        tt_tensor *inputs[] = { to, (tt_tensor *)bias };
-        tu_call sum;
-        tu_call_init(&sum, &tu_operator_add, 2, inputs, &(tu_add_attributes){});
-        sum.device = call->device;
-        sum.results[0].dtype = dtype;
-        sum.outputs[0] = out;
-        status = tu_operator_add.kernels[TU_ON_CUDA](&sum);
-        tu_tensor_drop(to);
-        to = NULL;
+    tt_tensor *x = tu_stage_in(call->inputs[0], call->inputs[0]->dtype);
+    if (x == NULL)
+        return TUTTI_ERROR_MEMORY;
+    int64_t columns = weight->sizes[0], depth = weight->sizes[1];
+    tu_device_product product = { .rows = out->numel / columns,
+                                  .columns = columns,
+                                  .depth = depth,
+                                  .batch = 1,
+                                  .left = { tu_pointer(x), depth, 1, 0 },
+                                  .right = { tu_pointer(weight), weight->strides[1], weight->strides[0], 0 },
+                                  .out = { NULL, columns, 1, 0 },
+                                  .dtype = x->dtype };
+    tutti_status status =
+        bias != NULL ? multiply_biased(tu_device_of(out), product, bias, out) : TUTTI_ERROR_UNSUPPORTED;
+    if (status == TUTTI_ERROR_UNSUPPORTED) {
+        product.result = narrow ? TUTTI_F32 : (tutti_dtype)out->dtype;
+        to = tu_stage_out(out, product.result);
+        product.out.data = to != NULL ? tu_pointer(to) : NULL;
+        status = to != NULL ? tu_device_multiply(call, tu_device_of(out), &product) : TUTTI_ERROR_MEMORY;
+        if (status == TUTTI_OK && bias != NULL)
+            status = add_bias(call, to, bias, out);
     }
     tu_tensor_drop(x);
     tu_tensor_drop(to);

@@ -400,6 +400,24 @@ static const char *quick_conversion(tutti_dtype from, tutti_dtype to) {
     return NULL;
 }
 
+/* Elements of `size` bytes that are neighbours in both operands, as units of sixteen bytes, where all lie so. */
+static size_t widen_elements(tu_launch_loop *flat, size_t size) {
+    int last = flat->ndim - 1;
+    int64_t each = (int64_t)(16 / size);
+    bool fits = last >= 0 && flat->sizes[last] % each == 0 && ((flat->at[0].data | flat->at[1].data) & 15) == 0;
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < flat->ndim && fits; i++)
+            fits = i == last ? flat->at[k].strides[i] == 1 : flat->at[k].strides[i] % each == 0;
+    if (!fits || size == 16)
+        return size;
+    flat->sizes[last] /= each;
+    flat->total /= each;
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < last; i++)
+            flat->at[k].strides[i] /= each;
+    return 16;
+}
+
 /* Both on this device. */
 static tutti_status copy_here(tu_device *device, const tt_tensor *to, const tt_tensor *x) {
     static const char *const moves[] = { [1] = "kernel_copy_1",
@@ -423,6 +441,8 @@ static tutti_status copy_here(tu_device *device, const tt_tensor *to, const tt_t
     const char *quick = !same && dense ? quick_conversion(x->dtype, to->dtype) : NULL;
     if (quick != NULL) /* a thread converts eight at once */
         return tu_device_launch(device, quick, (flat.total + 7) / 8, TU_DEVICE_THREADS, &flat);
+    if (same)
+        size = widen_elements(&flat, size);
     return tu_device_launch(device, same ? moves[size] : "kernel_convert", flat.total, TU_DEVICE_THREADS, &flat);
 }
 

@@ -127,6 +127,10 @@ typedef struct fold {
     tu_device *device; /* NULL: the CPU */
     const char *name;  /* there, "sum" */
     const char *type;  /* "f32" */
+    /* There, where `from` are narrow floats, which the kernels widen: "bf16"; and the bytes of one. Else NULL, and 0.
+     */
+    const char *narrow;
+    size_t narrow_size;
 } fold;
 
 /* Memory for partial results, where the tensors are. */
@@ -223,9 +227,10 @@ static tutti_status fold_long(const fold *job) {
 
 #define FOLD_THREADS 256
 
-static tutti_status launch_fold(const fold *job, const char *form, int64_t blocks, const tu_launch_fold *flat) {
+static tutti_status launch_fold(const fold *job, const char *form, const char *type, int64_t blocks,
+                                const tu_launch_fold *flat) {
     char name[64];
-    snprintf(name, sizeof name, "kernel_fold_%s_%s_%s", form, job->name, job->type);
+    snprintf(name, sizeof name, "kernel_fold_%s_%s_%s", form, job->name, type);
     return tu_device_launch_blocks(job->device, name, blocks, FOLD_THREADS, flat);
 }
 
@@ -244,11 +249,12 @@ static tutti_status fold_on_device(const fold *job) {
     if (status == TUTTI_OK && parts > 1)
         flat.to = tu_place_of(partial.block.data);
     if (status == TUTTI_OK)
-        status = launch_fold(job, rows ? "rows" : "columns", (units + teams - 1) / teams, &flat);
+        status = launch_fold(job, rows ? "rows" : "columns", job->narrow != NULL ? job->narrow : job->type,
+                             (units + teams - 1) / teams, &flat);
     if (status == TUTTI_OK && parts > 1) {
         flat.from = flat.to;
         flat.to = tu_place_of(job->to);
-        status = launch_fold(job, "parts", (results + FOLD_THREADS - 1) / FOLD_THREADS, &flat);
+        status = launch_fold(job, "parts", job->type, (results + FOLD_THREADS - 1) / FOLD_THREADS, &flat);
     }
     scratch_give(&partial);
     return status;
@@ -265,11 +271,12 @@ static tutti_status fold_long_on_device(const fold *job) {
     each.outer = full;
     each.reduced = PART;
     each.to = partial.block.data;
-    last.from += (size_t)(full * PART) * job->size;
+    last.from += (size_t)(full * PART) * (job->narrow != NULL ? job->narrow_size : job->size);
     last.reduced = rest;
     last.to = (char *)partial.block.data + (size_t)full * job->size;
     all.from = partial.block.data;
     all.reduced = full + (rest > 0);
+    all.narrow = NULL;
     status = fold_on_device(&each);
     if (status == TUTTI_OK && rest > 0)
         status = fold_on_device(&last);
@@ -471,7 +478,15 @@ tutti_status tu_reduce_everywhere(tu_call *call) {
     if (tu_on_device(x) && compute == TUTTI_C128)
         return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
                              tutti_device_name(call->device));
-    tt_tensor *dense = dense_of(x, compute, rule->to_bool), *staged = tu_stage_out(out, compute);
+    int64_t sizes[TT_MAX_DIMS];
+    bool reduced[TT_MAX_DIMS];
+    int folds = 0, count = runs_of(x, mask, sizes, reduced);
+    for (int i = 0; i < count; i++)
+        folds += reduced[i];
+    bool narrow = tu_on_device(x) && (x->dtype == TUTTI_BF16 || x->dtype == TUTTI_F16) && x->flags & TU_CONTIGUOUS &&
+                  folds == 1 && !rule->to_bool; /* one fold, that reads them as they lie */
+    tt_tensor *dense = narrow ? tu_tensor_hold((tt_tensor *)x) : dense_of(x, compute, rule->to_bool),
+              *staged = tu_stage_out(out, compute);
     if (dense == NULL || staged == NULL) {
         tu_tensor_drop(dense);
         tu_tensor_drop(staged);
@@ -487,13 +502,10 @@ tutti_status tu_reduce_everywhere(tu_call *call) {
                   .type = compute == TUTTI_F32   ? "f32"
                           : compute == TUTTI_F64 ? "f64"
                           : is_u64               ? "u64"
-                                                 : "i64" };
-    int64_t sizes[TT_MAX_DIMS];
-    bool reduced[TT_MAX_DIMS], any = false;
-    int count = runs_of(x, mask, sizes, reduced);
-    for (int i = 0; i < count; i++)
-        any = any || reduced[i];
-    status = any ? fold_runs(&plan, count, sizes, reduced) : copy_plainly(&plan, (size_t)out->numel * plan.size);
+                                                 : "i64",
+                  .narrow = narrow ? tutti_dtype_name((tutti_dtype)x->dtype) : NULL,
+                  .narrow_size = narrow ? tu_dtype_bytes[x->dtype] : 0 };
+    status = folds > 0 ? fold_runs(&plan, count, sizes, reduced) : copy_plainly(&plan, (size_t)out->numel * plan.size);
     if (status == TUTTI_OK && rule->mean)
         status = scale_sums(&plan, compute, out->numel, (double)out->numel / (double)x->numel);
     tu_tensor_drop(dense);

@@ -9,17 +9,37 @@
 #include "tensor/kernel/elementary.h"
 
 #define TEAM 256 /* threads of a block */
+#define AHEAD 16 /* loads that are on their way at once */
 
-template <class Type, int LANES_, class Fold> HERE void fold_rows(const tu_launch_fold &args, Type *lanes) {
+/* A type of computing as it lies in memory. */
+template <class Type> struct itself {
+    Type bits;
+    MEMBER Type widen(itself x) {
+        return x.bits;
+    }
+};
+
+template <class Type, class Lying, int LANES_, class Fold>
+HERE void fold_rows(const tu_launch_fold &args, Type *lanes) {
     int64_t units = args.outer * args.parts;
     EACH_THREAD(self) {
         int64_t unit = BLOCK * (TEAM / LANES_) + self / LANES_, row = unit / args.parts, part = unit % args.parts;
         Type held = Fold::first();
         if (unit < units) {
-            const Type *x = (const Type *)(uintptr_t)args.from + row * args.reduced + part * args.part;
+            const Lying *x = (const Lying *)(uintptr_t)args.from + row * args.reduced + part * args.part;
             int64_t left = args.reduced - part * args.part, count = left < args.part ? left : args.part;
-            for (int64_t i = self % LANES_; i < count; i += LANES_)
-                held = Fold::step(held, x[i]);
+            int64_t i = self % LANES_;
+            for (; i + (AHEAD - 1) * LANES_ < count; i += AHEAD * LANES_) {
+                Type next[AHEAD]; /* on their way before the first is needed */
+                UNROLL
+                for (int k = 0; k < AHEAD; k++)
+                    next[k] = Lying::widen(x[i + k * LANES_]);
+                UNROLL
+                for (int k = 0; k < AHEAD; k++)
+                    held = Fold::step(held, next[k]);
+            }
+            for (; i < count; i += LANES_)
+                held = Fold::step(held, Lying::widen(x[i]));
         }
         lanes[self] = held;
     }
@@ -38,15 +58,25 @@ template <class Type, int LANES_, class Fold> HERE void fold_rows(const tu_launc
     }
 }
 
-template <class Type, class Fold> HERE void fold_columns(const tu_launch_fold &args) {
+template <class Type, class Lying, class Fold> HERE void fold_columns(const tu_launch_fold &args) {
     EACH_ELEMENT(i, args.outer * args.parts * args.inner) {
         int64_t column = i % args.inner, part = i / args.inner % args.parts, outer = i / args.inner / args.parts;
         int64_t left = args.reduced - part * args.part, count = left < args.part ? left : args.part;
-        const Type *x =
-            (const Type *)(uintptr_t)args.from + (outer * args.reduced + part * args.part) * args.inner + column;
+        const Lying *x =
+            (const Lying *)(uintptr_t)args.from + (outer * args.reduced + part * args.part) * args.inner + column;
         Type held = Fold::first();
-        for (int64_t row = 0; row < count; row++)
-            held = Fold::step(held, x[row * args.inner]);
+        int64_t row = 0;
+        for (; row + AHEAD <= count; row += AHEAD) {
+            Type next[AHEAD];
+            UNROLL
+            for (int k = 0; k < AHEAD; k++)
+                next[k] = Lying::widen(x[(row + k) * args.inner]);
+            UNROLL
+            for (int k = 0; k < AHEAD; k++)
+                held = Fold::step(held, next[k]);
+        }
+        for (; row < count; row++)
+            held = Fold::step(held, Lying::widen(x[row * args.inner]));
         ((Type *)(uintptr_t)args.to)[i] = args.parts == 1 ? Fold::step(Fold::first(), held) : held;
     }
 }
@@ -56,30 +86,40 @@ template <class Type, class Fold> HERE void fold_parts(const tu_launch_fold &arg
     EACH_ELEMENT(i, args.outer * args.inner) {
         const Type *x = (const Type *)(uintptr_t)args.from + i / args.inner * args.parts * args.inner + i % args.inner;
         Type held = Fold::first();
-        for (int64_t part = 0; part < args.parts; part++)
+        int64_t part = 0;
+        for (; part + 2 * AHEAD <= args.parts; part += 2 * AHEAD) {
+            Type next[2 * AHEAD];
+            UNROLL
+            for (int k = 0; k < 2 * AHEAD; k++)
+                next[k] = x[(part + k) * args.inner];
+            UNROLL
+            for (int k = 0; k < 2 * AHEAD; k++)
+                held = Fold::step(held, next[k]);
+        }
+        for (; part < args.parts; part++)
             held = Fold::step(held, x[part * args.inner]);
         ((Type *)(uintptr_t)args.to)[i] = held;
     }
 }
 
-#define FOLD(name, suffix, type, lanes_, begin, next)          \
-    struct name##_##suffix {                                   \
-        MEMBER type first() {                                  \
-            return begin;                                      \
-        }                                                      \
-        MEMBER type step(type held, type x) {                  \
-            return next;                                       \
-        }                                                      \
-    };                                                         \
-    KERNEL(fold_rows_##name##_##suffix, tu_launch_fold) {      \
-        SHARED type lanes[TEAM];                               \
-        fold_rows<type, lanes_, name##_##suffix>(args, lanes); \
-    }                                                          \
-    KERNEL(fold_columns_##name##_##suffix, tu_launch_fold) {   \
-        fold_columns<type, name##_##suffix>(args);             \
-    }                                                          \
-    KERNEL(fold_parts_##name##_##suffix, tu_launch_fold) {     \
-        fold_parts<type, name##_##suffix>(args);               \
+#define FOLD(name, suffix, type, lanes_, begin, next)                        \
+    struct name##_##suffix {                                                 \
+        MEMBER type first() {                                                \
+            return begin;                                                    \
+        }                                                                    \
+        MEMBER type step(type held, type x) {                                \
+            return next;                                                     \
+        }                                                                    \
+    };                                                                       \
+    KERNEL(fold_rows_##name##_##suffix, tu_launch_fold) {                    \
+        SHARED type lanes[TEAM];                                             \
+        fold_rows<type, itself<type>, lanes_, name##_##suffix>(args, lanes); \
+    }                                                                        \
+    KERNEL(fold_columns_##name##_##suffix, tu_launch_fold) {                 \
+        fold_columns<type, itself<type>, name##_##suffix>(args);             \
+    }                                                                        \
+    KERNEL(fold_parts_##name##_##suffix, tu_launch_fold) {                   \
+        fold_parts<type, name##_##suffix>(args);                             \
     }
 FOLD(sum, f32, float, 32, 0, held + x)
 FOLD(sum, f64, double, 16, 0, held + x)
@@ -97,6 +137,23 @@ FOLD(amin, i64, int64_t, 16, INT64_MAX, held < x ? held : x)
 FOLD(amin, u64, uint64_t, 16, UINT64_MAX, held < x ? held : x)
 FOLD(any, i64, int64_t, 16, 0, (held | x) != 0)
 FOLD(all, i64, int64_t, 16, 1, held != 0 && x != 0)
+
+/* Narrow floats as they lie, to f32. */
+#define NARROW_FOLD(name, suffix)                                      \
+    KERNEL(fold_rows_##name##_##suffix, tu_launch_fold) {              \
+        SHARED float lanes[TEAM];                                      \
+        fold_rows<float, lying_##suffix, 32, name##_f32>(args, lanes); \
+    }                                                                  \
+    KERNEL(fold_columns_##name##_##suffix, tu_launch_fold) {           \
+        fold_columns<float, lying_##suffix, name##_f32>(args);         \
+    }
+#define NARROW_FOLDS(name)  \
+    NARROW_FOLD(name, bf16) \
+    NARROW_FOLD(name, f16)
+NARROW_FOLDS(sum)
+NARROW_FOLDS(prod)
+NARROW_FOLDS(amax)
+NARROW_FOLDS(amin)
 
 /* A mean is a sum times the reciprocal of the count, in f64. */
 KERNEL(scale_f32, tu_launch_line) {

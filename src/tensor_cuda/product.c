@@ -31,7 +31,10 @@ enum {
     COMPUTE_I32 = 72,
     TRANSPOSE_LEFT = 3, /* attributes of an operation */
     TRANSPOSE_RIGHT = 4,
-    SCALE_OF_LEFT = 17, /* an address on the device */
+    EPILOGUE = 7, /* what is done with the product */
+    EPILOGUE_ADDS_BIAS = 4,
+    BIAS = 8,           /* an address on the device */
+    SCALE_OF_LEFT = 17, /* likewise */
     SCALE_OF_RIGHT = 18,
     SCALES_OF_LEFT = 31, /* how many there are: one, or a vector */
     SCALES_OF_RIGHT = 32,
@@ -265,6 +268,16 @@ static int set_scales(const task *task, const tu_device_product *product) {
     return 0;
 }
 
+static int set_bias(const task *task, const tu_device_product *product) {
+    int32_t epilogue = EPILOGUE_ADDS_BIAS;
+    if (product->bias == NULL)
+        return 0;
+    int status = task->library->cublasLtMatmulDescSetAttribute(task->operation, EPILOGUE, &epilogue, sizeof epilogue);
+    return status == 0 ? task->library->cublasLtMatmulDescSetAttribute(task->operation, BIAS, &product->bias,
+                                                                       sizeof product->bias)
+                       : status;
+}
+
 static int make_task(task *task, const tu_device_product *product) {
     const blas_library *library = task->library;
     bool wide = product->dtype == TUTTI_F64, turned_left = false, turned_right = false;
@@ -281,6 +294,8 @@ static int make_task(task *task, const tu_device_product *product) {
         status = library->cublasLtMatmulDescSetAttribute(task->operation, TRANSPOSE_RIGHT, &of_right, sizeof of_right);
     if (status == 0)
         status = set_scales(task, product);
+    if (status == 0)
+        status = set_bias(task, product);
     if (status == 0)
         status = make_layout(library, &task->left, type_of(product->dtype), product->depth, product->columns,
                              turned_right, leading_right, product->batch, product->right.step);
@@ -327,6 +342,7 @@ static tu_device_product key_of(const tu_device_product *product) {
     key.right.data = key.out.data = NULL;
     key.scales_rows = product->scales_rows;
     key.scales_columns = product->scales_columns;
+    key.bias = product->bias != NULL ? (const void *)(uintptr_t)1 : NULL;
     return key;
 }
 

@@ -62,19 +62,29 @@ template <class Type> HERE void multiply(const tu_launch_product &args, Type *le
 
 /* A block has a row at a time, whose elements it writes in pairs: the first may stand alone, and so may the last. */
 KERNEL(pitch, tu_launch_pitch) {
-    for (int64_t row = BLOCK; row < args.rows; row += BLOCKS) {
+    for (int64_t row = BLOCK; row < args.to_rows; row += BLOCKS) {
+        int64_t width = row < args.rows ? args.width : 0;
         const uint16_t *__restrict__ from = (const uint16_t *)(uintptr_t)args.from + row * args.from_row;
         uint16_t *__restrict__ to = (uint16_t *)(uintptr_t)args.to + row * args.to_row;
-        int64_t first = ((uintptr_t)to & 2) / 2, pairs = (args.width - first) / 2;
+        int64_t first = width > 0 ? ((uintptr_t)to & 2) / 2 : 0, pairs = (width - first) / 2;
         uint32_t *__restrict__ words = (uint32_t *)(to + first);
+        bool paired = ((uintptr_t)(from + first) & 2) == 0; /* the source lies in the same pairs */
         EACH_THREAD(self) {
             if (self == 0 && first > 0)
                 to[0] = from[0];
-            if (self == 0 && first + 2 * pairs < args.width)
-                to[args.width - 1] = from[args.width - 1];
-            UNROLL
-            for (int64_t i = self; i < pairs; i += THREADS)
-                words[i] = from[first + 2 * i] | (uint32_t)from[first + 2 * i + 1] << 16;
+            if (self == 0 && first + 2 * pairs < width)
+                to[width - 1] = from[width - 1];
+            if (paired) {
+                UNROLL_BY_4
+                for (int64_t i = self; i < pairs; i += THREADS)
+                    words[i] = ((const uint32_t *)(from + first))[i];
+            } else {
+                UNROLL_BY_4
+                for (int64_t i = self; i < pairs; i += THREADS)
+                    words[i] = from[first + 2 * i] | (uint32_t)from[first + 2 * i + 1] << 16;
+            }
+            for (int64_t i = width + self; i < args.to_width; i += THREADS)
+                to[i] = 0;
         }
     }
 }

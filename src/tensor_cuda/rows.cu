@@ -313,7 +313,7 @@ template <class Type, class Lying> HERE void norm_parts(const tu_launch_rows &ar
 template <class Type, class Lying> HERE void norm_columns(const tu_launch_rows &args) {
     int64_t parts = (args.count + TU_NORM_PART - 1) / TU_NORM_PART;
     enum {
-        AHEAD = 16
+        AHEAD = 64
     };
     EACH_ELEMENT(at, 2 * args.size) {
         bool bias = at >= args.size;
@@ -774,44 +774,70 @@ KERNEL(scaled, tu_launch_scaled) {
 
 /* ---- optimizer steps ---- */
 
-/* Type is what is computed with, Lying how the elements lie: narrow ones are widened, and rounded once. */
-template <class Type, class Lying> HERE void sgd(const tu_launch_step &step, int64_t i) {
-    Lying *parameter = (Lying *)(uintptr_t)step.parameter + i, *velocity = (Lying *)(uintptr_t)step.first;
-    Type old = Lying::widen(*parameter), grad = Lying::widen(((const Lying *)(uintptr_t)step.gradient)[i]);
-    Type change = math<Type>::fma((Type)step.decay, old, grad);
-    if (velocity != NULL) {
-        change = math<Type>::fma((Type)step.momentum, Lying::widen(velocity[i]), change);
-        velocity[i] = Lying::narrow(change);
-    }
-    *parameter = Lying::narrow(math<Type>::fma(-(Type)step.rate, change, old));
+/* An element of a parameter, of its gradient and of what is remembered of it, in the type that is computed with. */
+template <class Type> HERE void sgd(const tu_launch_step &step, Type &parameter, Type grad, Type &velocity) {
+    Type change = math<Type>::fma((Type)step.decay, parameter, grad);
+    if (step.first != 0)
+        velocity = change = math<Type>::fma((Type)step.momentum, velocity, change);
+    parameter = math<Type>::fma(-(Type)step.rate, change, parameter);
 }
 
-template <class Type, class Lying> HERE void adamw(const tu_launch_step &step, int64_t i) {
-    Lying *parameter = (Lying *)(uintptr_t)step.parameter + i, *first = (Lying *)(uintptr_t)step.first + i,
-          *second = (Lying *)(uintptr_t)step.second + i;
-    Type grad = Lying::widen(((const Lying *)(uintptr_t)step.gradient)[i]), before = Lying::widen(*first);
-    Type mean = math<Type>::fma(grad - before, (Type)(1 - step.beta1), before);
-    Type square = math<Type>::fma((Type)step.beta2, Lying::widen(*second), (Type)(1 - step.beta2) * grad * grad);
-    Type root = math<Type>::fma(math<Type>::sqrt(square), (Type)step.correct, (Type)step.epsilon);
-    Type change = -(Type)step.rate * (mean / root);
-    *first = Lying::narrow(mean);
-    *second = Lying::narrow(square);
-    *parameter = Lying::narrow(math<Type>::fma((Type)step.decay, Lying::widen(*parameter), change));
+template <class Type>
+HERE void adamw(const tu_launch_step &step, Type &parameter, Type grad, Type &first, Type &second) {
+    first = math<Type>::fma(grad - first, (Type)(1 - step.beta1), first);
+    second = math<Type>::fma((Type)step.beta2, second, (Type)(1 - step.beta2) * grad * grad);
+    Type root = math<Type>::fma(math<Type>::sqrt(second), (Type)step.correct, (Type)step.epsilon);
+    Type change = -(Type)step.rate * (first / root);
+    parameter = math<Type>::fma((Type)step.decay, parameter, change);
 }
 
-template <class Type, class Lying> HERE void step_once(const tu_launch_step &step, int64_t i) {
+/* WIDTH elements at a time, aligned where that is more than one. Lying is how they lie: narrow ones are widened, and
+ * rounded once. */
+template <class Type, class Lying, int WIDTH> HERE void step_at(const tu_launch_step &step, int64_t i) {
+    struct alignas(WIDTH * sizeof(Lying)) pack {
+        Lying at[WIDTH];
+    };
+    pack *parameters = (pack *)((Lying *)(uintptr_t)step.parameter + i);
+    pack *firsts = (pack *)((Lying *)(uintptr_t)step.first + i),
+         *seconds = (pack *)((Lying *)(uintptr_t)step.second + i);
+    pack parameter = *parameters, grad = *(const pack *)((const Lying *)(uintptr_t)step.gradient + i), first, second;
+    if (step.first != 0)
+        first = *firsts;
     if (step.adamw)
-        adamw<Type, Lying>(step, i);
-    else
-        sgd<Type, Lying>(step, i);
+        second = *seconds;
+    UNROLL
+    for (int k = 0; k < WIDTH; k++) {
+        Type own = Lying::widen(parameter.at[k]), by = Lying::widen(grad.at[k]);
+        Type mean = step.first != 0 ? Lying::widen(first.at[k]) : (Type)0;
+        if (step.adamw) {
+            Type square = Lying::widen(second.at[k]);
+            adamw<Type>(step, own, by, mean, square);
+            second.at[k] = Lying::narrow(square);
+        } else {
+            sgd<Type>(step, own, by, mean);
+        }
+        first.at[k] = Lying::narrow(mean);
+        parameter.at[k] = Lying::narrow(own);
+    }
+    *parameters = parameter;
+    if (step.first != 0)
+        *firsts = first;
+    if (step.adamw)
+        *seconds = second;
 }
 
 template <class Type, class Lying> HERE void step_chunk(const tu_launch_step &step, int64_t begin) {
+    enum {
+        WIDTH = 16 / sizeof(Lying)
+    };
     int64_t end = begin + TU_STEP_CHUNK < step.elements ? begin + TU_STEP_CHUNK : step.elements;
+    bool aligned = ((step.parameter | step.gradient | step.first | step.second) & 15) == 0;
+    int64_t wide = aligned ? begin + (end - begin) / WIDTH * WIDTH : begin;
     EACH_THREAD(self) {
-        UNROLL_BY_4
-        for (int64_t i = begin + self; i < end; i += THREADS)
-            step_once<Type, Lying>(step, i);
+        for (int64_t i = begin + self * WIDTH; i < wide; i += (int64_t)THREADS * WIDTH)
+            step_at<Type, Lying, WIDTH>(step, i);
+        for (int64_t i = wide + self; i < end; i += THREADS)
+            step_at<Type, Lying, 1>(step, i);
     }
 }
 
