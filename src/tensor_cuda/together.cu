@@ -92,9 +92,9 @@ HERE uint64_t descriptor(const void *pointer, uint32_t leading, uint32_t stride)
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
     "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
     "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}"
-#define EIGHT(i)                                                                                                \
-    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
-        "+f"(d[i + 7])
+#define EIGHT(i)                                                                                                  \
+    "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), \
+        "+f"(sums[i + 6]), "+f"(sums[i + 7])
 #define ALL_SUMS                                                                                                \
     EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24), EIGHT(32), EIGHT(40), EIGHT(48), EIGHT(56), EIGHT(64), EIGHT(72), \
         EIGHT(80), EIGHT(88), EIGHT(96), EIGHT(104), EIGHT(112), EIGHT(120)
@@ -104,8 +104,8 @@ HERE uint64_t descriptor(const void *pointer, uint32_t leading, uint32_t stride)
                  : ALL_SUMS                                                                           \
                  : "l"(left), "l"(right), "r"(add), ##__VA_ARGS__)
 
-/* d (64, 256) = left (64, 32 bytes) right + d; without `add` d is not read. */
-template <int Kind, int ByRows> HERE void multiply(float (&d)[128], uint64_t left, uint64_t right, int add) {
+/* sums (64, 256) += left (64, 32 bytes) right; without `add` they are not read. */
+template <int Kind, int ByRows> HERE void multiply(float (&sums)[128], uint64_t left, uint64_t right, int add) {
     if (Kind == BF16)
         MULTIPLY("m64n256k16.f32.bf16.bf16", ", 0, %131", "n"(ByRows));
     else
@@ -409,7 +409,7 @@ HERE void announce(outlet &outlet, uint32_t number) {
 }
 
 template <int Kind>
-HERE void hand_out(const tu_together_args &args, const float (&d)[128], outlet &outlet, tile at, int team,
+HERE void hand_out(const tu_together_args &args, const float (&sums)[128], outlet &outlet, tile at, int team,
                    uint32_t number) {
     int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32, half = team - 1;
     /* Four matrices of 8 by 8: the lane says where a row of one of them goes. */
@@ -428,7 +428,7 @@ HERE void hand_out(const tu_together_args &args, const float (&d)[128], outlet &
         team_meets(team);
 #pragma unroll
         for (int i = 0; i < 8; i++) { /* sixteen columns each */
-            const float *x = d + part * 64 + i * 8;
+            const float *x = sums + part * 64 + i * 8;
             int chunk = i * 2 + lane / 16;
             uint32_t to = shared_address(outlet.room) + chunk / 8 * 8192 + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
             asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
@@ -456,7 +456,7 @@ HERE void multiply_tiles(const tu_together_args &args, uint8_t *stages, uint64_t
     outlet outlet = { stages + TU_TILE_STAGES * TU_TOGETHER_STAGE_BYTES + (team - 1) * TU_TOGETHER_OUT_BYTES, nullptr,
                       false };
     bool first = threadIdx.x % 128 == 0;
-    float d[128];
+    float sums[128];
     for (int index = (int)blockIdx.x; index < count; index += (int)gridDim.x) {
         tile at = tile_at(args, index);
         int last = -1;
@@ -467,7 +467,7 @@ HERE void multiply_tiles(const tu_together_args &args, uint8_t *stages, uint64_t
             asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
             for (int i = 0; i < TU_TILE_BYTES / 32; i++)
-                multiply<Kind, ByRows>(d, descriptor(left + i * 32, 16, 1024),
+                multiply<Kind, ByRows>(sums, descriptor(left + i * 32, 16, 1024),
                                        ByRows ? descriptor(right + i * 16 * 128, 64 * TU_TILE_BYTES, 1024)
                                               : descriptor(right + i * 32, 16, 1024),
                                        step > 0 || i > 0);
@@ -484,7 +484,7 @@ HERE void multiply_tiles(const tu_together_args &args, uint8_t *stages, uint64_t
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
         if (first)
             barrier_arrive(&empty[last]);
-        hand_out<Kind>(args, d, outlet, at, team, number);
+        hand_out<Kind>(args, sums, outlet, at, team, number);
     }
     if (first)
         announce(outlet, number);
