@@ -299,6 +299,33 @@ TEST_NCCL(a_stream_that_is_stuck_ends_the_group_at_the_deadline_and_the_device_g
     gpu_private_free(buffer);
 }
 
+TEST_NCCL(operations_are_captured_and_run_again) {
+    tutti_group *group = tutti_world_group(world);
+    int ranks = tutti_group_size(group), expected = 1, host = 1, *sum = gpu_private(sizeof host);
+    CUgraph graph;
+    CUgraphExec runnable;
+    CHECK_OK(tutti_all_reduce(group, sum, sum, 1, TUTTI_I32, TUTTI_SUM, BY_NCCL)); /* makes what is needed */
+    nccl_settle();
+    gpu_write(sum, &host, sizeof host);
+    CHECK_CUDA(gpu.cuStreamBeginCapture(stream, 1)); /* this thread's calls alone */
+    CHECK_OK(tutti_all_reduce(group, sum, sum, 1, TUTTI_I32, TUTTI_SUM, BY_NCCL));
+    CHECK_OK(tutti_barrier(group, BY_NCCL));
+    CHECK_CUDA(gpu.cuStreamEndCapture(stream, &graph));
+    CHECK_CUDA(gpu.cuGraphInstantiateWithFlags(&runnable, graph, 0));
+    for (int round = 0; round < 4; round++) {
+        CHECK_CUDA(gpu.cuGraphLaunch(runnable, stream));
+        expected *= ranks;
+    }
+    CHECK_OK(tutti_all_reduce(group, sum, sum, 1, TUTTI_I32, TUTTI_SUM, BY_NCCL)); /* eager ones may follow */
+    nccl_settle();
+    gpu_read(&host, sum, sizeof host);
+    CHECK_EQ(host, expected * ranks);
+    CHECK_OK(tutti_group_check(group));
+    CHECK_CUDA(gpu.cuGraphExecDestroy(runnable));
+    CHECK_CUDA(gpu.cuGraphDestroy(graph));
+    gpu_private_free(sum);
+}
+
 /* The same with more operations than NCCL and the driver have room for: calls would stay inside. */
 TEST_NCCL(calls_behind_a_stream_that_is_stuck_come_back_at_the_deadline) {
     static const unsigned seconds = 4;
