@@ -120,18 +120,22 @@ template <int DEPTH> HERE void load_left(uint32_t (&to)[DEPTH / 16][4], const ui
         load_matrices(to[k], rows + lane % 16 * (DEPTH + 8) + k * 16 + lane / 16 * 8);
 }
 
-/* scores[n] += left times the rows of `tile`, from row `first` on, turned; COUNT is a multiple of 16. */
+/* A matrix of sums lies in the registers of a warp in strips of eight columns: a thread has four numbers of each, two
+ * neighbours in its upper row and two in the lower. The tensor cores are handed two strips at a time, a pair. */
+
+/* scores += left times the COUNT rows of `tile`, turned; COUNT is a multiple of 16. */
 template <class Type, int DEPTH, int COUNT>
 HERE void multiply_turned(float (&scores)[COUNT / 8][4], const uint32_t (&left)[DEPTH / 16][4], const uint16_t *tile) {
     int lane = (int)threadIdx.x % 32;
     UNROLL
     for (int k = 0; k < DEPTH / 16; k++) {
         UNROLL
-        for (int n = 0; n < COUNT / 16; n++) {
+        for (int pair = 0; pair < COUNT / 16; pair++) {
             uint32_t right[4];
-            load_matrices(right, tile + (n * 16 + lane / 16 * 8 + lane % 8) * (DEPTH + 8) + k * 16 + lane / 8 % 2 * 8);
-            Type::multiply(scores[2 * n], left[k], right[0], right[1]);
-            Type::multiply(scores[2 * n + 1], left[k], right[2], right[3]);
+            load_matrices(right,
+                          tile + (pair * 16 + lane / 16 * 8 + lane % 8) * (DEPTH + 8) + k * 16 + lane / 8 % 2 * 8);
+            Type::multiply(scores[2 * pair], left[k], right[0], right[1]);
+            Type::multiply(scores[2 * pair + 1], left[k], right[2], right[3]);
         }
     }
 }
@@ -147,21 +151,21 @@ HERE void multiply_rows(float (&sums)[DEPTH / 8][4], const float (&shares)[COUNT
                                    Type::pack(shares[2 * k + 1][0], shares[2 * k + 1][1]),
                                    Type::pack(shares[2 * k + 1][2], shares[2 * k + 1][3]) };
         UNROLL
-        for (int n = 0; n < DEPTH / 16; n++) {
+        for (int pair = 0; pair < DEPTH / 16; pair++) {
             uint32_t right[4];
-            load_turned(right, tile + (k * 16 + lane % 16) * (DEPTH + 8) + n * 16 + lane / 16 * 8);
-            Type::multiply(sums[2 * n], left, right[0], right[1]);
-            Type::multiply(sums[2 * n + 1], left, right[2], right[3]);
+            load_turned(right, tile + (k * 16 + lane % 16) * (DEPTH + 8) + pair * 16 + lane / 16 * 8);
+            Type::multiply(sums[2 * pair], left, right[0], right[1]);
+            Type::multiply(sums[2 * pair + 1], left, right[2], right[3]);
         }
     }
 }
 
 template <int COUNT> HERE void clear(float (&sums)[COUNT][4]) {
     UNROLL
-    for (int n = 0; n < COUNT; n++)
+    for (int strip = 0; strip < COUNT; strip++)
         UNROLL
     for (int i = 0; i < 4; i++)
-        sums[n][i] = 0;
+        sums[strip][i] = 0;
 }
 
 /* The two rows of a thread, `first` and eight below, times a factor each. */
@@ -177,8 +181,8 @@ HERE void store_rows(const float (&sums)[DEPTH / 8][4], const uint16_t *to, int6
             continue;
         uint32_t *at = (uint32_t *)(uintptr_t)(to + row * pitch + lane % 4 * 2);
         UNROLL
-        for (int n = 0; n < DEPTH / 8; n++)
-            at[n * 4] = Type::pack(sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor);
+        for (int strip = 0; strip < DEPTH / 8; strip++)
+            at[strip * 4] = Type::pack(sums[strip][2 * half] * factor, sums[strip][2 * half + 1] * factor);
     }
 }
 
@@ -234,16 +238,16 @@ template <class Type, int DEPTH, int TILE> HERE void forward(const tu_launch_til
         bool hides = first + TILE > end || (args.causal && first + TILE > begin + warp * 16 + 1);
         float more[2] = { -INFINITY, -INFINITY };
         UNROLL
-        for (int n = 0; n < TILE / 8; n++)
+        for (int strip = 0; strip < TILE / 8; strip++)
             UNROLL
         for (int i = 0; i < 4; i++) {
-            float score = scores[n][i] * scale;
+            float score = scores[strip][i] * scale;
             if (hides) {
-                int64_t key = first + n * 8 + lane % 4 * 2 + i % 2;
+                int64_t key = first + strip * 8 + lane % 4 * 2 + i % 2;
                 if (key >= end || (args.causal && key > row + i / 2 * 8))
                     score = -INFINITY;
             }
-            scores[n][i] = score;
+            scores[strip][i] = score;
             more[i / 2] = fmaxf(more[i / 2], score);
         }
         UNROLL
@@ -252,17 +256,17 @@ template <class Type, int DEPTH, int TILE> HERE void forward(const tu_launch_til
             float base = now == -INFINITY ? 0 : now, shrink = power_of_two(top[half] - base);
             float sum = 0;
             UNROLL
-            for (int n = 0; n < TILE / 8; n++)
+            for (int strip = 0; strip < TILE / 8; strip++)
                 UNROLL
             for (int i = 2 * half; i < 2 * half + 2; i++) {
-                scores[n][i] = power_of_two(scores[n][i] - base);
-                sum += scores[n][i];
+                scores[strip][i] = power_of_two(scores[strip][i] - base);
+                sum += scores[strip][i];
             }
             top[half] = now;
             all[half] = fmaf(all[half], shrink, sum);
             UNROLL
-            for (int n = 0; n < DEPTH / 8; n++)
-                sums[n][2 * half] *= shrink, sums[n][2 * half + 1] *= shrink;
+            for (int strip = 0; strip < DEPTH / 8; strip++)
+                sums[strip][2 * half] *= shrink, sums[strip][2 * half + 1] *= shrink;
         }
         multiply_rows<Type, DEPTH, TILE>(sums, scores, tile + TILE * PITCH);
         __syncthreads();
@@ -357,16 +361,16 @@ template <class Type, int DEPTH, int TILE> HERE void backward_queries(const tu_l
             multiply_turned<Type, DEPTH, PART>(scores, query, tile + part * PITCH);
             multiply_turned<Type, DEPTH, PART>(slopes, grad, tile + (TILE + part) * PITCH);
             UNROLL
-            for (int n = 0; n < PART / 8; n++)
+            for (int strip = 0; strip < PART / 8; strip++)
                 UNROLL
             for (int i = 0; i < 4; i++) {
-                float share = power_of_two(fmaf(scores[n][i], scale, -log_sum[i / 2]));
+                float share = power_of_two(fmaf(scores[strip][i], scale, -log_sum[i / 2]));
                 if (hides) {
-                    int64_t key = first + part + n * 8 + lane % 4 * 2 + i % 2;
+                    int64_t key = first + part + strip * 8 + lane % 4 * 2 + i % 2;
                     if (key >= end || (args.causal && key > row + i / 2 * 8))
                         share = 0;
                 }
-                slopes[n][i] = share * (slopes[n][i] - dots[i / 2]);
+                slopes[strip][i] = share * (slopes[strip][i] - dots[i / 2]);
             }
             multiply_rows<Type, DEPTH, PART>(sums, slopes, tile + part * PITCH);
         }
@@ -421,26 +425,26 @@ template <class Type, int DEPTH, int TILE> HERE void backward_keys(const tu_laun
         for (int part = 0; part < TILE; part += PART) {
             float scores[PART / 8][4], slopes[PART / 8][4], log_sum[PART / 8][2], dot[PART / 8][2];
             UNROLL
-            for (int n = 0; n < PART / 8; n++)
+            for (int strip = 0; strip < PART / 8; strip++)
                 UNROLL
             for (int i = 0; i < 2; i++) {
-                int64_t query = first + part + n * 8 + lane % 4 * 2 + i;
-                log_sum[n][i] = query < end ? log_sums[query] * LOG2_E : INFINITY;
-                dot[n][i] = query < end ? dots[query] : 0;
+                int64_t query = first + part + strip * 8 + lane % 4 * 2 + i;
+                log_sum[strip][i] = query < end ? log_sums[query] * LOG2_E : INFINITY;
+                dot[strip][i] = query < end ? dots[query] : 0;
             }
             clear(scores);
             clear(slopes);
             multiply_turned<Type, DEPTH, PART>(scores, key, tile + part * PITCH);
             multiply_turned<Type, DEPTH, PART>(slopes, value, tile + (TILE + part) * PITCH);
             UNROLL
-            for (int n = 0; n < PART / 8; n++)
+            for (int strip = 0; strip < PART / 8; strip++)
                 UNROLL
             for (int i = 0; i < 4; i++) {
-                float share = power_of_two(fmaf(scores[n][i], scale, -log_sum[n][i % 2]));
-                if (hides && row + i / 2 * 8 > first + part + n * 8 + lane % 4 * 2 + i % 2)
+                float share = power_of_two(fmaf(scores[strip][i], scale, -log_sum[strip][i % 2]));
+                if (hides && row + i / 2 * 8 > first + part + strip * 8 + lane % 4 * 2 + i % 2)
                     share = 0;
-                scores[n][i] = share;
-                slopes[n][i] = share * (slopes[n][i] - dot[n][i % 2]);
+                scores[strip][i] = share;
+                slopes[strip][i] = share * (slopes[strip][i] - dot[strip][i % 2]);
             }
             multiply_rows<Type, DEPTH, PART>(of_value, scores, tile + (TILE + part) * PITCH);
             multiply_rows<Type, DEPTH, PART>(of_key, slopes, tile + part * PITCH);
