@@ -62,7 +62,7 @@ typedef struct tt_compile_options {
     const char *skip; /* names of passes to leave out, separated by commas, without limits; NULL: none */
     const char *with; /* names of passes that run only where they are asked for, "one_shot=65536"; NULL: none */
     const char *name; /* in messages and names of files; NULL: "function" */
-    bool replay;      /* on a GPU: from the third call on as a CUDA graph, one launch for all of it; see below */
+    bool replay;      /* on a GPU: from the third call on as a CUDA graph, one launch for all of it; see above */
 } tt_compile_options;
 #define TT_COMPILE_OPTIONS_INIT TUTTI_DEFAULTS(tt_compile_options)
 /* TT_COMPILE_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
