@@ -31,6 +31,7 @@ static void free_messages(tu_messages *messages) {
     pthread_cond_destroy(&messages->changed);
     tu_channels_close(&messages->channels);
     free(messages->early_count);
+    free(messages->full_in);
     free(messages);
 }
 
@@ -45,8 +46,9 @@ static tutti_status make_messages(tu_collective *state, tu_messages **made) {
     pthread_cond_init(&messages->changed, NULL);
     tutti_status status = tu_channels_open(&messages->channels, state);
     messages->early_count = calloc((size_t)state->size, sizeof(int));
-    if (status == TUTTI_OK && messages->early_count == NULL)
-        status = tu_error_memory("sends and receives", (size_t)state->size * sizeof(int));
+    messages->full_in = calloc((size_t)state->size, sizeof(uint64_t));
+    if (status == TUTTI_OK && (messages->early_count == NULL || messages->full_in == NULL))
+        status = tu_error_memory("sends and receives", (size_t)state->size * (sizeof(int) + sizeof(uint64_t)));
     if (status == TUTTI_OK)
         status = tu_memory_group_get(state->group, &messages->memory);
     if (status != TUTTI_OK) {

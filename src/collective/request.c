@@ -400,8 +400,6 @@ static bool write_in_place(tu_messages *messages, tu_request *request) {
 
 static bool move_on(tu_messages *messages, tu_request *request) {
     switch (request->state) {
-    case TU_REQUEST_POSTING:
-        return post_message(messages, request);
     case TU_REQUEST_CLEARING:
         return post_clear(messages, request);
     case TU_REQUEST_MOVING:
@@ -418,22 +416,31 @@ static bool move_on(tu_messages *messages, tu_request *request) {
     }
 }
 
-/* Messages to one rank are posted in order: one that finds the ring full holds up those behind it. */
+/* Messages to one rank are posted in order: one that finds the ring full holds up all behind it, also when there is
+ * room a moment later and something for another rank stands between them. */
+static bool post_in_turn(tu_messages *messages, tu_request *request) {
+    int peer = request->peer;
+    if (messages->full_in[peer] == messages->passes)
+        return false;
+    if (post_message(messages, request)) /* and may be gone with that */
+        return true;
+    messages->full_in[peer] = messages->passes;
+    return false;
+}
+
 void tu_requests_progress(tu_messages *messages) {
     bool any;
     do {
         any = take_packets(messages);
+        messages->passes++;
         tu_request *next;
         for (tu_request *request = messages->first; request != NULL; request = next) {
             next = request->next;
             bool was_posting = request->state == TU_REQUEST_POSTING;
             int peer = request->peer;
-            bool moved = move_on(messages, request);
+            bool moved = was_posting ? post_in_turn(messages, request) : move_on(messages, request);
             /* What was posted to another rank moves nothing else on here. */
             any |= moved && (!was_posting || peer == messages->state->rank);
-            if (was_posting && !moved)
-                while (next != NULL && next->state == TU_REQUEST_POSTING && next->peer == peer)
-                    next = next->next;
         }
     } while (any);
 }

@@ -68,6 +68,8 @@ struct tu_messages {
     tu_request *done;  /* requests of works that are over, to be finished without the lock */
     int works;         /* requests that belong to works */
     uint64_t messages; /* last number given to a message */
+    uint64_t passes;   /* how often the requests have been gone through */
+    uint64_t *full_in; /* by peer: the last pass that found its ring full for a message */
     int blocked_on;    /* whose channel says that this rank is blocked; -1: none (cycle.c) */
     uint64_t blocked;  /* how often it has been */
 };

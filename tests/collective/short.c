@@ -4,11 +4,14 @@
  * overtake nothing.
  */
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <tutti/collective.h>
 #include <unistd.h>
 
 #include "../harness.h"
+#include "collective/packet.h"
 #include "collective/short.h"
 #include "job/recorder.h"
 #include "world/world.h"
@@ -223,6 +226,58 @@ TEST_WORLD(a_receive_that_was_started_before_gets_its_message_first, 2) {
         for (int value = 100; value < 102; value++)
             CHECK_OK(tutti_send(group, &value, 1, TUTTI_I32, 1, 2, NULL));
     }
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+/* Rank 0 stops when it reads this page for the first time, until rank 1 has made room in its ring. */
+static unsigned char *halting_page;
+static _Atomic int halted, has_room;
+
+static void halt(int signal) {
+    (void)signal;
+    CHECK_EQ(mprotect(halting_page, 4096, PROT_READ | PROT_WRITE), 0);
+    atomic_store(&halted, 1);
+    while (atomic_load(&has_room) == 0)
+        sched_yield();
+}
+
+/* The ring to rank 1 is full for the first message of a batch and no more for the last one, to the same rank: what
+ * stands between them takes that long. */
+static void send_with_another_between(tutti_group *group, int *values) {
+    tutti_call call = TUTTI_CALL_INIT;
+    for (int i = 0; i < TU_PACKETS; i++)
+        CHECK_OK(tutti_send(group, &values[i], 1, TUTTI_I32, 1, 0, NULL));
+    halting_page = mmap(NULL, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(halting_page != MAP_FAILED);
+    struct sigaction halting = { .sa_handler = halt }, before;
+    CHECK_EQ(sigaction(SIGSEGV, &halting, &before), 0);
+    CHECK_OK(tutti_batch_begin(group, &call.batch));
+    CHECK_OK(tutti_send(group, &values[TU_PACKETS], 1, TUTTI_I32, 1, 0, &call));
+    CHECK_OK(tutti_send(group, halting_page, 2 * TU_PACKET_BYTES, TUTTI_U8, 2, 0, &call));
+    CHECK_OK(tutti_send(group, &values[TU_PACKETS + 1], 1, TUTTI_I32, 1, 0, &call));
+    CHECK_OK(tutti_batch_end(call.batch, NULL));
+    CHECK_EQ(sigaction(SIGSEGV, &before, NULL), 0);
+    CHECK_EQ(munmap(halting_page, 4096), 0);
+}
+
+TEST_WORLD_THREADS(messages_to_one_rank_arrive_in_order_with_another_between_them, 3) {
+    tutti_group *group = warm(world);
+    int rank = tutti_group_rank(group), values[TU_PACKETS + 2], got = -1;
+    unsigned char between[2 * TU_PACKET_BYTES];
+    for (int i = 0; i < TU_PACKETS + 2; i++)
+        values[i] = i;
+    CHECK_OK(tutti_barrier(group, NULL)); /* rank 1 takes nothing while it waits in a receive */
+    if (rank == 0)
+        send_with_another_between(group, values);
+    while (rank == 1 && atomic_load(&halted) == 0)
+        sched_yield();
+    for (int i = 0; i < TU_PACKETS + 2 && rank == 1; i++) {
+        CHECK_OK(tutti_recv(group, &got, 1, TUTTI_I32, 0, 0, NULL));
+        atomic_store(&has_room, 1);
+        CHECK_EQ(got, i);
+    }
+    if (rank == 2)
+        CHECK_OK(tutti_recv(group, between, sizeof between, TUTTI_U8, 0, 0, NULL));
     CHECK_OK(tutti_barrier(group, NULL));
 }
 
