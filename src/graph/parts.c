@@ -40,6 +40,12 @@ static int dim_of(const tu_vertex *view) {
     return dim < 0 ? dim + view->operands[0].value->shape.ndim : dim;
 }
 
+/* Counted from the front: a part may have been asked for from the end. */
+static int64_t start_of(const tu_vertex *view) {
+    int64_t start = part_of(view)->start;
+    return start < 0 ? start + view->operands[0].value->shape.sizes[dim_of(view)] : start;
+}
+
 /* The part that this vertex writes with all of an equal tensor; -1: none. */
 static int written_part(const assembly *of, const tu_vertex *vertex) {
     if (vertex->entry != &tu_operator_copy || !vertex->in_place || vertex->operands[1].value == NULL ||
@@ -94,6 +100,11 @@ static bool leaves(const tt_graph *graph, int storage) {
     return found;
 }
 
+static bool parts_overlap(const tu_vertex *left, const tu_vertex *right) {
+    int64_t one = start_of(left), other = start_of(right);
+    return one < other + part_of(right)->length && other < one + part_of(left)->length;
+}
+
 static bool is_assembly(const tt_graph *graph, tu_value *value, assembly *of) {
     *of = (assembly){ .value = value };
     if (!is_zeros(value) || leaves(graph, value->storage))
@@ -102,18 +113,19 @@ static bool is_assembly(const tt_graph *graph, tu_value *value, assembly *of) {
         if (touches(vertex, value->storage) && !take_in(of, vertex))
             return false;
     bool whole = of->sum != NULL && of->count > 0;
-    for (int i = 0; i < of->count && whole; i++)
+    for (int i = 0; i < of->count && whole; i++) {
         whole = of->copies[i] != NULL && dim_of(of->views[i]) == dim_of(of->views[0]);
+        for (int k = 0; k < i && whole; k++) /* else their lengths would not say what they cover */
+            whole = !parts_overlap(of->views[i], of->views[k]);
+    }
     return whole;
 }
 
 static bool overlap(const assembly *left, const assembly *right) {
     for (int i = 0; i < left->count; i++)
-        for (int j = 0; j < right->count; j++) {
-            const tu_narrow_attributes *one = part_of(left->views[i]), *other = part_of(right->views[j]);
-            if (one->start < other->start + other->length && other->start < one->start + one->length)
+        for (int j = 0; j < right->count; j++)
+            if (parts_overlap(left->views[i], right->views[j]))
                 return true;
-        }
     return false;
 }
 
@@ -127,13 +139,20 @@ static bool fit(const tt_graph *graph, const tu_vertex *sum, assembly *left, ass
            !overlap(left, right);
 }
 
-/* What is copied into the parts, with 0 added, once. */
+static bool is_sum_with_zero(const tu_vertex *vertex) {
+    if (vertex->entry != &tu_operator_add_scalar || vertex->in_place)
+        return false;
+    double number = ((const tu_add_scalar_attributes *)vertex->attributes)->number;
+    return number == 0 && !signbit(number);
+}
+
+/* What is copied into the parts, with 0 added, once: right before the copy, so that nobody writes it in between. -0
+ * would be no 0 here. */
 static tutti_status add_zero(tt_graph *graph, const assembly *of) {
     for (int i = 0; i < of->count; i++) {
         tu_operand *from = &of->copies[i]->operands[1];
         const tu_vertex *maker = from->value->maker;
-        if (maker != NULL && maker->entry == &tu_operator_add_scalar && !maker->in_place &&
-            ((const tu_add_scalar_attributes *)maker->attributes)->number == 0)
+        if (maker != NULL && maker == of->copies[i]->before && is_sum_with_zero(maker))
             continue;
         tu_add_scalar_attributes nothing = { .number = 0 };
         tu_vertex *sum = tu_graph_call(graph, &tu_operator_add_scalar, 1, from, &nothing, of->copies[i]);

@@ -233,6 +233,52 @@ TEST(parts_that_somebody_else_needs_or_that_overlap_are_added) {
     }
 }
 
+/* Parts of one tensor that lie over each other, with a gap behind them: the lengths of all parts add up to the size. */
+static int parts_of_one_that_overlap(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *x = inputs.at[0], *whole = among_zeros(x, 0);
+    tt_copy_(tt_narrow(whole, 1, 1, 3), tt_neg(x));
+    outputs[0] = tt_add(whole, among_zeros(x, 6));
+    return 1;
+}
+
+/* One is counted from the end. */
+static int the_same_part_twice(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[0] = tt_add(among_zeros(inputs.at[0], 6), among_zeros(tt_exp(inputs.at[0]), -3));
+    return 1;
+}
+
+/* The part is written between the sum with 0 and the copy. */
+static int a_part_that_is_negated_in_place(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *x = inputs.at[0], *part = tt_add_scalar(tt_mul_scalar(x, 0), 0);
+    outputs[0] = tt_reciprocal(tt_add(among_zeros(tt_neg_(part), 0), among_zeros(x, 3)));
+    return 1;
+}
+
+/* -0 stays what it is where -0 is added, and becomes 0 in a sum with 0. */
+static int a_part_with_minus_zero_added(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *x = inputs.at[0], *zero = tt_mul_scalar(x, -0.0);
+    outputs[0] = tt_reciprocal(tt_add(among_zeros(tt_add_scalar(zero, -0.0), 0), among_zeros(x, 3)));
+    return 1;
+}
+
+TEST(parts_that_lie_over_each_other_or_are_minus_zero_give_what_a_sum_gives) {
+    static tt_compile_function *const functions[] = { parts_of_one_that_overlap, the_same_part_twice,
+                                                      a_part_with_minus_zero_added, a_part_that_is_negated_in_place };
+    for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
+        tt_scope scope = tt_scope_open();
+        tt_tensor *x = values("x", tt_shape(2, 3));
+        tt_graph *graph = capture(functions[i], NULL, x, PASSES("parts"));
+        CHECK_EQ(tt_graph_count_of(graph, "empty"), 0); /* there are gaps */
+        check_run(graph, functions[i], NULL, x);
+        tt_graph_release(&graph);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+}
+
 /* ---- collectives in place ---- */
 
 static int steals(tt_tensor_list inputs, tt_tensor **outputs, void *group) {
