@@ -11,6 +11,7 @@
 #define RANKS 3
 
 static void (*set)(const char *what, int value);
+static int (*launches)(void);
 static int (*count)(const char *what);
 
 static void begin(void) {
@@ -21,6 +22,9 @@ static void begin(void) {
     }
     if (set == NULL || count == NULL)
         SKIP("the stand-in of NCCL is not in LD_LIBRARY_PATH");
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (driver != NULL)
+        *(void **)&launches = dlsym(driver, "standin_launches");
     char path[4096];
     const char *folder = getenv("TUTTI_PLUGIN_PATH");
     snprintf(path, sizeof path, "%s/libtutti-nccl.so", folder != NULL ? folder : ".");
@@ -130,8 +134,14 @@ TEST_STANDIN(operations_of_nccl_are_captured_and_run_again) {
     CHECK_OK(
         tutti_all_to_all(group, parts, parts, 4, TUTTI_I32, BY_NCCL)); /* in place: through memory of the group's */
     CHECK_OK(tutti_barrier(group, BY_NCCL));
+    CHECK_OK(tutti_barrier(group, NULL));
+    int launched = launches();
+    CHECK_OK(tutti_barrier(group, NULL));
     CHECK_STATUS(tutti_all_to_all(group, more, more, large / RANKS, TUTTI_U8, BY_NCCL), TUTTI_ERROR_STATE);
     CHECK_MESSAGE("capturing");
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_EQ(launches(), launched); /* of what is refused nothing is in the graph, no mark that it has begun either */
+    CHECK_OK(tutti_barrier(group, NULL));
     CHECK_CUDA(gpu.cuStreamEndCapture(stream, &graph));
     CHECK_CUDA(gpu.cuGraphInstantiateWithFlags(&runnable, graph, 0));
     gpu_read(host, sum, 4);
@@ -318,6 +328,48 @@ TEST_STANDIN(a_call_that_stays_inside_of_nccl_is_freed_at_its_deadline) {
     gpu_private_free(buffer);
 }
 
+/* NCCL may say that all went well in the moment in which the watcher stops the communicator. */
+TEST_STANDIN(a_call_that_is_through_when_it_is_stopped_has_failed) {
+    tutti_group *group = tutti_world_group(world);
+    float *buffer = gpu_private(4096);
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL));
+    CHECK_OK(tutti_barrier(group, NULL));
+    set("inside", 2);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_STATUS(
+        tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM,
+                         TUTTI_OPTIONS(tutti_call, .stream = stream, .executor = "nccl", .timeout_ns = 300000000)),
+        TUTTI_ERROR_TIMEOUT);
+    gpu_private_free(buffer);
+}
+
+/* A captured operation does not run yet: the next one on the stream has a deadline of its own. */
+TEST_STANDIN(the_deadline_of_a_captured_operation_is_not_the_next_ones) {
+    tutti_group *group = tutti_world_group(world);
+    float *buffer = gpu_private(4096);
+    CUgraph graph;
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL));
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_CUDA(gpu.cuStreamBeginCapture(stream, 1));
+    CHECK_OK(
+        tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM,
+                         TUTTI_OPTIONS(tutti_call, .stream = stream, .executor = "nccl", .timeout_ns = 2000000000)));
+    CHECK_CUDA(gpu.cuStreamEndCapture(stream, &graph));
+    CHECK_OK(tutti_barrier(group, NULL));
+    set("stuck", 1);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL));
+    usleep(2500000); /* longer than the first's, and by far not as long as the second's */
+    CHECK_OK(tutti_group_check(group));
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (tutti_group_rank(group) == 1)
+        CHECK_OK(tutti_group_abort(group, "the test says so"));
+    CHECK_EQ(await_end(group), TUTTI_ERROR_ABORTED);
+    nccl_settle();
+    CHECK_CUDA(gpu.cuGraphDestroy(graph));
+    gpu_private_free(buffer);
+}
+
 TEST_STANDIN(an_abort_frees_calls_that_are_inside_of_nccl) {
     tutti_group *group = tutti_world_group(world);
     float *buffer = gpu_private(4096);
@@ -367,6 +419,18 @@ TEST_STANDIN(a_communicator_that_is_never_ready_is_given_up_at_the_deadline) {
     tutti_group *group = tutti_world_group(world);
     float *buffer = gpu_private(4096);
     set("init", 0);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_STATUS(
+        tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM,
+                         TUTTI_OPTIONS(tutti_call, .stream = stream, .executor = "nccl", .timeout_ns = 500000000)),
+        TUTTI_ERROR_TIMEOUT);
+    gpu_private_free(buffer);
+}
+
+TEST_STANDIN(a_communicator_that_is_never_split_leaves_neither_behind) {
+    tutti_group *group = tutti_world_group(world);
+    float *buffer = gpu_private(4096);
+    set("split", 0);
     CHECK_OK(tutti_barrier(group, NULL));
     CHECK_STATUS(
         tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM,
@@ -619,6 +683,35 @@ static void abort_own(tutti_world *world, void *argument) {
 TEST(a_communicator_of_the_program_is_revoked_once_when_its_group_ends) {
     begin();
     test_threads(RANKS, abort_own, NULL);
+    CHECK_EQ(count("revoked"), RANKS);
+    CHECK_EQ(count("communicators"), RANKS);
+}
+
+static void stay_inside_of_own(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    (void)argument;
+    gpu_begin();
+    lent[tutti_group_rank(group)] = bring(group);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_OK(tutti_backend_communicator(group, "nccl", lent[tutti_group_rank(group)]));
+    float *buffer = gpu_private(4);
+    CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1, TUTTI_F32, TUTTI_SUM, BY_NCCL));
+    CHECK_OK(tutti_barrier(group, NULL));
+    set("inside", 1);
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_STATUS(
+        tutti_all_reduce(group, buffer, buffer, 1, TUTTI_F32, TUTTI_SUM,
+                         TUTTI_OPTIONS(tutti_call, .stream = stream, .executor = "nccl", .timeout_ns = 300000000)),
+        TUTTI_ERROR_TIMEOUT);
+    for (int i = 0; i < 30000 && count("revoked") < RANKS; i++)
+        usleep(1000);
+    gpu_private_free(buffer);
+    gpu_end();
+}
+
+TEST(a_call_that_stays_inside_of_the_programs_communicator_is_stopped_by_one_revocation) {
+    begin();
+    test_threads(RANKS, stay_inside_of_own, NULL);
     CHECK_EQ(count("revoked"), RANKS);
     CHECK_EQ(count("communicators"), RANKS);
 }

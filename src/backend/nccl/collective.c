@@ -128,7 +128,7 @@ static tutti_status retire_scratch(tu_nccl_group *on) {
 /* Grows; never while a stream captures, since the driver would refuse. */
 static tutti_status get_scratch(tu_nccl_group *on, size_t bytes, bool capturing, const char *name) {
     tu_cuda *cuda = &on->nccl->cuda;
-    on->scratch_captured = on->scratch_captured || (capturing && bytes <= on->scratch_bytes);
+    on->scratch_captured = on->scratch_captured || (capturing && bytes > 0 && bytes <= on->scratch_bytes);
     if (bytes <= on->scratch_bytes)
         return TUTTI_OK;
     if (capturing)
@@ -165,9 +165,6 @@ typedef struct call {
 } call;
 
 static void call_barrier(call *call) {
-    call->status = get_scratch(call->on, 1, call->capturing, call->task->name); /* is there: prepare */
-    if (call->status != TUTTI_OK)
-        return;
     void *word = (void *)(uintptr_t)call->on->scratch;
     call->result = call->nccl->ncclAllReduce(word, word, 1, ncclInt32, ncclSum, call->comm, call->task->stream);
 }
@@ -203,19 +200,24 @@ static ncclResult_t make_operator(const call *call, const arithmetic *arithmetic
     return call->nccl->ncclRedOpCreatePreMulSum(op, &scalar, arithmetic->type, ncclScalarHostImmediate, call->comm);
 }
 
+/* Whether a call of a group was taken. */
+static bool is_taken(ncclResult_t result) {
+    return result == ncclSuccess || result == ncclInProgress;
+}
+
 /* reduce_scatter of unequal parts: a reduction for each part, all as one. */
 static ncclResult_t scatter_parts(const call *call, const arithmetic *arithmetic, ncclRedOp_t op) {
     const tu_device_task *task = call->task;
     const unsigned char *in = task->in;
     ncclResult_t result = call->nccl->ncclGroupStart();
-    for (int root = 0; root < call->on->size && result == ncclSuccess; root++) {
+    for (int root = 0; root < call->on->size && is_taken(result); root++) {
         uint64_t first = task->parts[root] * arithmetic->times, end = task->parts[root + 1] * arithmetic->times;
         if (end > first)
             result = call->nccl->ncclReduce(in + first * arithmetic->bytes, task->out, end - first, arithmetic->type,
                                             op, root, call->comm, task->stream);
     }
     ncclResult_t ended = call->nccl->ncclGroupEnd();
-    return result == ncclSuccess || result == ncclInProgress ? ended : result;
+    return is_taken(result) ? ended : result;
 }
 
 static bool equal_parts(const tu_device_task *task, int size) {
@@ -254,23 +256,40 @@ static void call_reduction(call *call) {
         (void)call->nccl->ncclRedOpDestroy(op, call->comm);
 }
 
-/* What this rank keeps, and the input where it would be overwritten while others still get it. */
+static bool is_broadcast(const tu_device_task *task) {
+    return strcmp(task->name, "broadcast") == 0;
+}
+
+/* How much of the input would be overwritten while others still get it. */
+static size_t staged_bytes(const tu_device_task *task, int size) {
+    uint64_t end = 0;
+    if (task->in == NULL || task->in != task->out || is_broadcast(task))
+        return 0;
+    for (int i = 0; i < size; i++)
+        if (task->send_bytes[i] > 0 && task->send_offset[i] + task->send_bytes[i] > end)
+            end = task->send_offset[i] + task->send_bytes[i];
+    return end;
+}
+
+/* What an operation needs, before anything of it is in the stream: one that is refused leaves nothing behind. */
+static tutti_status make_room(const call *call) {
+    const tu_device_task *task = call->task;
+    size_t bytes = task->shape == TU_DEVICE_BARRIER ? 1
+                   : task->shape == TU_DEVICE_MOVE  ? staged_bytes(task, call->on->size)
+                                                    : 0;
+    return get_scratch(call->on, bytes, call->capturing, task->name);
+}
+
 static const unsigned char *stage_input(call *call) {
     const tu_device_task *task = call->task;
     tu_cuda *cuda = &call->on->nccl->cuda;
-    uint64_t end = 0;
-    if (task->in == NULL || task->in != task->out)
+    size_t bytes = staged_bytes(task, call->on->size);
+    if (bytes == 0)
         return task->in;
-    for (int i = 0; i < call->on->size; i++)
-        if (task->send_bytes[i] > 0 && task->send_offset[i] + task->send_bytes[i] > end)
-            end = task->send_offset[i] + task->send_bytes[i];
-    call->status = get_scratch(call->on, end, call->capturing, task->name);
-    if (call->status == TUTTI_OK && end > 0) {
-        CUresult result =
-            cuda->driver.cuMemcpyAsync(call->on->scratch, (CUdeviceptr)(uintptr_t)task->in, end, task->stream);
-        if (result != CUDA_SUCCESS)
-            call->status = tu_cuda_error(cuda, result, "copying the input");
-    }
+    CUresult result =
+        cuda->driver.cuMemcpyAsync(call->on->scratch, (CUdeviceptr)(uintptr_t)task->in, bytes, task->stream);
+    if (result != CUDA_SUCCESS)
+        call->status = tu_cuda_error(cuda, result, "copying the input");
     return (const unsigned char *)(uintptr_t)call->on->scratch;
 }
 
@@ -296,18 +315,18 @@ static void call_move(call *call) {
     if (call->status != TUTTI_OK)
         return;
     ncclResult_t result = call->nccl->ncclGroupStart();
-    for (int step = 1; step < call->on->size && result == ncclSuccess; step++) {
+    for (int step = 1; step < call->on->size && is_taken(result); step++) {
         int to = (call->on->rank + step) % call->on->size,
             from = (call->on->rank + call->on->size - step) % call->on->size;
         if (task->send_bytes[to] > 0)
             result = call->nccl->ncclSend(in + task->send_offset[to], task->send_bytes[to], ncclUint8, to, call->comm,
                                           task->stream);
-        if (task->receive_bytes[from] > 0 && (result == ncclSuccess || result == ncclInProgress))
+        if (task->receive_bytes[from] > 0 && is_taken(result))
             result = call->nccl->ncclRecv((unsigned char *)task->out + task->receive_offset[from],
                                           task->receive_bytes[from], ncclUint8, from, call->comm, task->stream);
     }
     ncclResult_t ended = call->nccl->ncclGroupEnd();
-    call->result = result == ncclSuccess || result == ncclInProgress ? ended : result;
+    call->result = is_taken(result) ? ended : result;
 }
 
 /* Who gives, in a broadcast. */
@@ -327,7 +346,7 @@ static bool call_known_move(call *call) {
             call->nccl->ncclAllGather(task->in, task->out, task->send_bytes[rank], ncclUint8, call->comm, task->stream);
         return true;
     }
-    if (strcmp(task->name, "broadcast") != 0)
+    if (!is_broadcast(task))
         return false;
     int root = broadcast_root(call);
     const void *in = rank == root ? task->in : task->out; /* where nothing is given it is not looked at */
@@ -353,8 +372,12 @@ static void call_shape(call *call) {
 
 /* ---- in the stream ---- */
 
-static tutti_status mark(tu_nccl_group *on, size_t which, CUstream stream) {
-    tu_cuda_mark_args args = { .word = on->marks_here + which };
+/* `which` is a member of tu_nccl_passed. */
+static tutti_status mark(const call *call, size_t which) {
+    tu_nccl_group *on = call->on;
+    CUstream stream = call->task->stream;
+    size_t passed = call->capturing ? offsetof(tu_nccl_marks, graphs) : offsetof(tu_nccl_marks, eager);
+    tu_cuda_mark_args args = { .word = on->marks_here + passed + which };
     return tu_cuda_launch(&on->nccl->cuda, on->device, TU_CUDA_MARK, 1, 1, &args, stream, TU_CUDA_APART);
 }
 
@@ -390,21 +413,25 @@ static tutti_status enqueue(tu_nccl_group *on, tu_device_task *task) {
                   .comm = on->comm,
                   .capturing = tu_cuda_capture(cuda, task->stream) != 0 };
     int64_t deadline = cuda->host->now() + task->timeout_ns;
+    tutti_status status = make_room(&call);
+    if (status != TUTTI_OK)
+        return status;
     CUresult result = follow_last(on, task->stream, call.capturing);
     if (result != CUDA_SUCCESS)
         return tu_cuda_error(cuda, result, "cuStreamWaitEvent");
-    say(on, task);
-    tutti_status status = mark(on, offsetof(tu_nccl_marks, begun), task->stream);
+    if (!call.capturing)
+        say(on, task);
+    status = mark(&call, offsetof(tu_nccl_passed, begun));
     if (status != TUTTI_OK)
         return status;
     tu_nccl_go_inside(on, deadline);
     call_shape(&call);
-    tu_nccl_come_out(on);
+    call.result = tu_nccl_come_out(on, call.result);
     status = call.status;
     if (status == TUTTI_OK)
         status = tu_nccl_settle(on, call.result, deadline, task->name);
     if (status == TUTTI_OK)
-        status = mark(on, offsetof(tu_nccl_marks, ended), task->stream);
+        status = mark(&call, offsetof(tu_nccl_passed, ended));
     if (status == TUTTI_OK && (result = note_last(on, task->stream, call.capturing)) != CUDA_SUCCESS)
         status = tu_cuda_error(cuda, result, "cuEventRecord");
     return status;

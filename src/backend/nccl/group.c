@@ -42,6 +42,14 @@ static ncclComm_t take_comm(tu_nccl_group *on) {
     return comm;
 }
 
+/* One of the program's is stopped and never freed; one of ours is freed, stopped or not. */
+static ncclResult_t end_one(const tu_nccl_group *on, ncclComm_t comm) {
+    const tu_nccl_library *library = &on->nccl->library;
+    if (!on->brought)
+        return library->ncclCommAbort(comm);
+    return on->revoked ? ncclSuccess : library->ncclCommRevoke(comm, 0);
+}
+
 void tu_nccl_abort(tu_nccl_group *on) {
     tu_nccl *nccl = on->nccl;
     ncclComm_t comm = take_comm(on), parent = on->parent;
@@ -51,7 +59,7 @@ void tu_nccl_abort(tu_nccl_group *on) {
         return;
     ncclResult_t result = ncclSuccess;
     if (comm != NULL)
-        result = on->brought ? nccl->library.ncclCommRevoke(comm, 0) : nccl->library.ncclCommAbort(comm);
+        result = end_one(on, comm);
     if (parent != NULL)
         (void)nccl->library.ncclCommAbort(parent);
     if (result != ncclSuccess && result != ncclInProgress)
@@ -60,21 +68,32 @@ void tu_nccl_abort(tu_nccl_group *on) {
     tu_cuda_leave(&nccl->cuda);
 }
 
-void tu_nccl_stop(tu_nccl_group *on) {
+void tu_nccl_stop(tu_nccl_group *on, int64_t until) {
     pthread_mutex_lock(&on->stop_lock);
-    if (on->comm != NULL && atomic_exchange_explicit(&on->inside_until, 0, memory_order_acq_rel) != 0)
+    /* Pairs with tu_nccl_come_out: the call that was seen is stopped, or it is out and a later one is not touched. */
+    if (on->comm != NULL && atomic_compare_exchange_strong_explicit(&on->inside_until, &until, 0, memory_order_acq_rel,
+                                                                    memory_order_acquire)) {
+        on->revoked = true;
         (void)on->nccl->library.ncclCommRevoke(on->comm, 0); /* the call comes back, and its thread aborts */
+    }
     pthread_mutex_unlock(&on->stop_lock);
 }
 
+/* Whether another thread can stop a call on the communicator: those that may block can be. */
+static bool can_be_stopped(const tu_nccl_group *on) {
+    return on->parent != NULL || on->brought;
+}
+
 void tu_nccl_go_inside(tu_nccl_group *on, int64_t deadline) {
-    if (on->parent != NULL)
+    if (can_be_stopped(on))
         atomic_store_explicit(&on->inside_until, deadline, memory_order_release); /* pairs with tu_nccl_stop */
 }
 
-void tu_nccl_come_out(tu_nccl_group *on) {
-    if (on->parent != NULL)
-        atomic_store_explicit(&on->inside_until, 0, memory_order_release);
+ncclResult_t tu_nccl_come_out(tu_nccl_group *on, ncclResult_t result) {
+    if (!can_be_stopped(on))
+        return result;
+    bool stopped = atomic_exchange_explicit(&on->inside_until, 0, memory_order_acq_rel) == 0; /* likewise */
+    return stopped && (result == ncclSuccess || result == ncclInProgress) ? ncclRemoteError : result;
 }
 
 static bool has_ended(const tu_nccl_group *on) {
@@ -120,7 +139,7 @@ tutti_status tu_nccl_settle(tu_nccl_group *on, ncclResult_t result, int64_t dead
         else
             nanosleep(&(struct timespec){ .tv_nsec = 50000 }, NULL);
     }
-    if (status == TUTTI_OK && result != ncclSuccess && on->parent != NULL) /* it may have been stopped */
+    if (status == TUTTI_OK && result != ncclSuccess && can_be_stopped(on)) /* it may have been */
         status = look(on, deadline, &next_look, what);
     if (status == TUTTI_OK && result != ncclSuccess)
         status = tu_nccl_error(on, result, what);
@@ -234,14 +253,19 @@ static tutti_status compare(const tu_nccl_group *on, const introduction *all) {
 
 /* ---- making ---- */
 
-/* All members together. The split is the non-blocking communicator's business, and so comes back. */
+/* All members together. The split is the non-blocking communicator's business, and so comes back. A thread of NCCL's
+ * writes the new one, at the latest while the first is aborted. */
 static tutti_status split_blocking(tu_nccl_group *on, ncclConfig_t config, int64_t deadline) {
     ncclComm_t made = NULL;
     config.blocking = 1;
     ncclResult_t result = on->nccl->library.ncclCommSplit(on->comm, 0, on->rank, &made, &config);
     tutti_status status = tu_nccl_settle(on, result, deadline, "making the communicator");
-    if (status != TUTTI_OK)
+    made = __atomic_load_n(&made, __ATOMIC_ACQUIRE); /* pairs with the release of NCCL's thread */
+    if (status != TUTTI_OK) {
+        if (made != NULL)
+            (void)on->nccl->library.ncclCommAbort(made);
         return status;
+    }
     on->parent = on->comm;
     on->comm = made;
     return made != NULL ? tu_nccl_settle(on, ncclInProgress, deadline, "making the communicator")

@@ -280,8 +280,7 @@ static tutti_status register_window(tu_nccl_map *made, const tu_backend_block *o
     tu_nccl_go_inside(on, deadline);
     ncclResult_t result = on->nccl->library.ncclCommWindowRegister(on->comm, own->address, block->room + PAGE,
                                                                    &made->window, NCCL_WIN_COLL_SYMMETRIC);
-    tu_nccl_come_out(on);
-    return tu_nccl_settle(on, result, deadline, "registering a window");
+    return tu_nccl_settle(on, tu_nccl_come_out(on, result), deadline, "registering a window");
 }
 
 static void drop_window(tu_nccl_map *made, int64_t deadline) {
@@ -290,8 +289,7 @@ static void drop_window(tu_nccl_map *made, int64_t deadline) {
         return;
     tu_nccl_go_inside(on, deadline);
     ncclResult_t result = on->nccl->library.ncclCommWindowDeregister(on->comm, made->window);
-    tu_nccl_come_out(on);
-    (void)tu_nccl_settle(on, result, deadline, "deregistering a window");
+    (void)tu_nccl_settle(on, tu_nccl_come_out(on, result), deadline, "deregistering a window");
     made->window = NULL;
 }
 

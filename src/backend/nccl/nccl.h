@@ -43,17 +43,22 @@ typedef struct tu_nccl {
     bool watch_stop, watched; /* under watch_lock */
 } tu_nccl;
 
-/* How far the stream has come in a group's operations: pinned memory, counted up by kernels before and behind each
- * operation, also in graphs that are replayed. */
-typedef struct tu_nccl_marks {
+/* How far streams have come in a group's operations: counted up by kernels before and behind each operation. */
+typedef struct tu_nccl_passed {
     uint64_t begun, ended;
+} tu_nccl_passed;
+
+/* In pinned memory. Graphs count for themselves, since they run any number of times: so the n-th operation that was not
+ * captured is the one that a stream is in while n have begun. */
+typedef struct tu_nccl_marks {
+    tu_nccl_passed eager, graphs;
 } tu_nccl_marks;
 
 #define TU_NCCL_REMEMBERED 256
 
 /* What was put into streams, for messages. */
 typedef struct tu_nccl_said {
-    uint64_t number; /* from 1, of this group's operations in streams */
+    uint64_t number; /* from 1, of this group's operations in streams; 0: of a graph */
     uint64_t sequence;
     uint32_t operation;
     int64_t timeout_ns;
@@ -76,9 +81,11 @@ struct tu_nccl_group {
     tu_nccl_group *next;
     bool made; /* under tu_nccl.lock: all members have it; until then it is its maker's alone */
 
-    /* Until when the call of NCCL that holds `lock` may stay inside; 0: there is none, or it comes back by itself. */
+    /* Until when the call of NCCL that holds `lock` may stay inside; 0: there is none, it comes back by itself, or the
+     * watcher has stopped it. */
     _Atomic int64_t inside_until;
     pthread_mutex_t stop_lock; /* the watcher stops a call of another thread: comm does not go away meanwhile */
+    bool revoked;              /* under stop_lock: comm was stopped; once is enough */
 
     pthread_mutex_t lock; /* everything below: calls of NCCL on this communicator come one after the other */
     ncclComm_t parent;    /* non-blocking: from which comm, a blocking one, was split; NULL: comm is not blocking */
@@ -93,12 +100,12 @@ struct tu_nccl_group {
     tu_nccl_spent *spent;   /* scratch that was outgrown, and has been captured */
     tu_nccl_marks *marks;   /* pinned */
     CUdeviceptr marks_here; /* the same for kernels */
-    uint64_t number;        /* operations so far */
+    uint64_t number;        /* operations so far that were not captured */
     tu_nccl_said said[TU_NCCL_REMEMBERED];
 
     /* The watcher's own. */
-    tu_nccl_marks seen; /* at its last look */
-    int64_t since;      /* when it first saw these */
+    tu_nccl_marks seen;                /* at its last look */
+    int64_t eager_since, graphs_since; /* when it first saw these */
 };
 
 /* ---- group.c ---- */
@@ -111,11 +118,12 @@ tu_nccl_group *tu_nccl_group_find(tu_nccl *nccl, const tutti_group *group);
 tutti_status tu_nccl_bring(void *state, tutti_group *group, void *communicator);
 /* Stops what is under way, and later calls of NCCL. The caller holds on->lock. */
 void tu_nccl_abort(tu_nccl_group *on);
-/* Frees another thread from a call of NCCL that it is in; that thread aborts. */
-void tu_nccl_stop(tu_nccl_group *on);
-/* Around calls of NCCL that may stay inside; the caller holds on->lock. */
+/* Frees another thread from a call of NCCL that went inside until `until`, if it is still there; that thread aborts. */
+void tu_nccl_stop(tu_nccl_group *on, int64_t until);
+/* Around calls of NCCL that may stay inside; the caller holds on->lock. Coming out takes what the call returned, and
+ * gives what counts: whatever NCCL says of a communicator that was stopped meanwhile, the operation is lost. */
 void tu_nccl_go_inside(tu_nccl_group *on, int64_t deadline);
-void tu_nccl_come_out(tu_nccl_group *on);
+ncclResult_t tu_nccl_come_out(tu_nccl_group *on, ncclResult_t result);
 void tu_nccl_forget(void *state, tutti_group *group);
 void tu_nccl_groups_free(tu_nccl *nccl);
 

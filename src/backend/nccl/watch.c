@@ -14,37 +14,53 @@
 
 #define LOOK_NS 20000000
 
-static tu_nccl_marks read_marks(const tu_nccl_group *on) {
-    return (tu_nccl_marks){ .begun = __atomic_load_n(&on->marks->begun, __ATOMIC_ACQUIRE), /* pairs with tutti_mark */
-                            .ended = __atomic_load_n(&on->marks->ended, __ATOMIC_ACQUIRE) };
+static tu_nccl_passed read_passed(const tu_nccl_passed *passed) {
+    return (tu_nccl_passed){ .begun = __atomic_load_n(&passed->begun, __ATOMIC_ACQUIRE), /* pairs with tutti_mark */
+                             .ended = __atomic_load_n(&passed->ended, __ATOMIC_ACQUIRE) };
 }
 
-/* What the stream is in. In a graph that is replayed nobody knows its number: then the group's own timeout counts. */
+/* What the stream is in. Of a graph that is replayed nobody knows: then the group's own timeout counts. */
 static tu_nccl_said said_of(const tu_nccl_group *on, uint64_t number) {
     tu_nccl_said said = on->said[number % TU_NCCL_REMEMBERED];
-    if (said.number != number)
+    if (number == 0 || said.number != number)
         said = (tu_nccl_said){ .timeout_ns = on->nccl->cuda.host->timeout(on->group, 0) };
     return said;
 }
 
-/* The stream has been in an operation for too long. */
-static tutti_status look_at_stream(tu_nccl_group *on) {
+/* Whether a stream has been in one operation since the last look; since when it has. */
+static bool is_inside(tu_nccl_passed now, tu_nccl_passed *seen, int64_t time, int64_t *since) {
+    bool inside = now.begun != now.ended && memcmp(&now, seen, sizeof now) == 0;
+    if (!inside)
+        *since = time;
+    *seen = now;
+    return inside;
+}
+
+static tutti_status too_long(const tu_nccl_group *on, int64_t time, const tu_nccl_said *said) {
     const tu_backend_host *host = on->nccl->cuda.host;
-    tu_nccl_marks marks = read_marks(on);
-    int64_t now = host->now();
-    if (marks.begun == marks.ended || memcmp(&marks, &on->seen, sizeof marks) != 0) {
-        on->seen = marks;
-        on->since = now;
-        return TUTTI_OK;
-    }
-    tu_nccl_said said = said_of(on, marks.begun);
-    if (now - on->since < said.timeout_ns)
+    if (time < said->timeout_ns)
         return TUTTI_OK;
     return host->error(TUTTI_ERROR_TIMEOUT,
                        "%s %llu of group %s by NCCL: the stream of rank %d was in it until the deadline, although all "
                        "ranks had called it; is the stream of another rank stuck behind other work?",
-                       said.number != 0 ? host->operation_name(said.operation) : "an operation of a graph,",
-                       (unsigned long long)said.sequence, on->name, on->rank);
+                       said->number != 0 ? host->operation_name(said->operation) : "an operation of a graph,",
+                       (unsigned long long)said->sequence, on->name, on->rank);
+}
+
+/* A stream has been in an operation for too long. */
+static tutti_status look_at_streams(tu_nccl_group *on) {
+    int64_t now = on->nccl->cuda.host->now();
+    tu_nccl_passed eager = read_passed(&on->marks->eager), graphs = read_passed(&on->marks->graphs);
+    tutti_status status = TUTTI_OK;
+    if (is_inside(eager, &on->seen.eager, now, &on->eager_since)) {
+        tu_nccl_said said = said_of(on, eager.begun);
+        status = too_long(on, now - on->eager_since, &said);
+    }
+    if (is_inside(graphs, &on->seen.graphs, now, &on->graphs_since) && status == TUTTI_OK) {
+        tu_nccl_said said = said_of(on, 0);
+        status = too_long(on, now - on->graphs_since, &said);
+    }
+    return status;
 }
 
 static tutti_status look_at_communicator(const tu_nccl_group *on) {
@@ -66,11 +82,11 @@ static void look_at(tu_nccl_group *on) {
     if (pthread_mutex_trylock(&on->lock) != 0) { /* somebody is in a call of NCCL */
         int64_t until = atomic_load_explicit(&on->inside_until, memory_order_acquire);
         if (until != 0 && (has_ended(on) || host->now() > until))
-            tu_nccl_stop(on);
+            tu_nccl_stop(on, until);
         return;
     }
     if (on->comm != NULL) {
-        tutti_status status = has_ended(on) ? TUTTI_ERROR_ABORTED : look_at_stream(on);
+        tutti_status status = has_ended(on) ? TUTTI_ERROR_ABORTED : look_at_streams(on);
         if (status == TUTTI_OK)
             status = look_at_communicator(on);
         if (status != TUTTI_OK && !has_ended(on))

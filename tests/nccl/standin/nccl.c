@@ -10,7 +10,9 @@
  *     "window"    1: windows are real; 0: success and a null window; 2: a window for this rank alone
  *     "stuck"     1: collectives stay in the stream until an abort (standin_cuda_hold)
  *     "inside"    1: the next collective stays inside of its call until an abort or a revocation
+ *                 2: until it is stopped on this rank; then it says that all went well, as one just through
  *     "init"      0: a communicator is never ready
+ *     "split"     0: one that is split from another is not there before the other is aborted
  *     "error"     what ncclCommGetAsyncError tells once a communicator is there
  */
 #include <dlfcn.h>
@@ -36,7 +38,8 @@
 TU_NCCL_FUNCTIONS(X)
 #undef X
 
-static _Atomic int version_told = 22809, lsa = 1, window_kind = 1, stuck, inside, init_ready = 1, error_told;
+static _Atomic int version_told = 22809, lsa = 1, window_kind = 1, stuck, inside, init_ready = 1, split_ready = 1,
+                   error_told;
 static _Atomic int alive, windows, blocks; /* communicators, windows, blocks that exist */
 static _Atomic int revoked;                /* communicators that were revoked */
 
@@ -50,6 +53,7 @@ void standin_nccl_set(const char *what, int value) {
                          : strcmp(what, "stuck") == 0  ? &stuck
                          : strcmp(what, "inside") == 0 ? &inside
                          : strcmp(what, "init") == 0   ? &init_ready
+                         : strcmp(what, "split") == 0  ? &split_ready
                                                        : &error_told;
     atomic_store(known, value);
 }
@@ -113,8 +117,9 @@ typedef struct clique {
 struct ncclComm {
     clique *clique;
     int rank;
-    bool holds;
+    bool holds, stopped;
     double factor;
+    ncclComm_t late, *late_to; /* being split from this one, and where it goes */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -199,12 +204,16 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *made
         return ncclInvalidArgument;
     memset(&id, 0, sizeof id);
     snprintf(id.internal, sizeof id.internal, "split of %.100s", comm->clique->id);
-    return join(made, comm->clique->size, &id, comm->rank, config);
+    if (split_ready)
+        return join(made, comm->clique->size, &id, comm->rank, config);
+    comm->late_to = made;
+    *made = NULL;
+    return join(&comm->late, comm->clique->size, &id, comm->rank, config);
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
     pthread_mutex_lock(&lock);
-    bool ready = init_ready && comm->clique->joined == comm->clique->size;
+    bool ready = init_ready && comm->clique->joined == comm->clique->size && comm->late == NULL;
     pthread_mutex_unlock(&lock);
     *error = !ready ? ncclInProgress : (ncclResult_t)error_told;
     return ncclSuccess;
@@ -231,6 +240,7 @@ static void leave(ncclComm_t comm) {
 static void stop(ncclComm_t comm) {
     pthread_mutex_lock(&lock);
     comm->clique->aborted = true;
+    comm->stopped = true;
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
     if (comm->holds)
@@ -240,6 +250,8 @@ static void stop(ncclComm_t comm) {
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
     stop(comm);
+    if (comm->late != NULL) /* the thread that makes it ends first */
+        *comm->late_to = comm->late;
     leave(comm);
     return ncclSuccess;
 }
@@ -458,10 +470,10 @@ static ncclResult_t run_in_stream(ncclComm_t comm) {
 static ncclResult_t note(ncclComm_t comm, operation one, CUstream stream) {
     if (inside) {
         pthread_mutex_lock(&lock);
-        while (!comm->clique->aborted)
+        while (inside == 2 ? !comm->stopped : !comm->clique->aborted)
             pthread_cond_wait(&changed, &lock);
         pthread_mutex_unlock(&lock);
-        return ncclInternalError;
+        return inside == 2 ? ncclSuccess : ncclInternalError;
     }
     if (stuck) { /* it is in the stream, and stays there */
         if (!comm->holds)
