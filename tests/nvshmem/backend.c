@@ -317,6 +317,72 @@ static void open_limited(tutti_world *world, void *argument) {
     CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
 }
 
+/* What the driver's stand-in can be told and asked. */
+static void (*fail)(const char *function, int nth);
+static int (*mappings)(void), (*modules)(void);
+
+static void need_driver(void) {
+    need();
+    if (!backends_standin())
+        SKIP("only a stand-in fails when it is told to");
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    CHECK(driver != NULL);
+    *(void **)&fail = dlsym(driver, "standin_fail");
+    *(void **)&mappings = dlsym(driver, "standin_mappings");
+    *(void **)&modules = dlsym(driver, "standin_modules");
+    CHECK(fail != NULL && mappings != NULL && modules != NULL);
+}
+
+static void load_unevenly(tutti_world *world, void *argument) {
+    tutti_memory *memory;
+    (void)argument;
+    if (tutti_world_rank(world) == 1)
+        fail("tutti_nvshmem_signal", 1);
+    CHECK_STATUS(tutti_backend_open(world, "nvshmem", NULL), TUTTI_ERROR_BACKEND);
+    CHECK_MESSAGE("loading the kernels that use NVSHMEM");
+    open_backend(world);
+    int32_t mine = modules(), most;
+    CHECK_OK(tutti_all_reduce(tutti_world_group(world), &mine, &most, 1, TUTTI_I32, TUTTI_MAX, NULL));
+    CHECK_EQ(mine, most); /* rank 1 had given back what it could not use, and has no more than the others */
+    CHECK_OK(tutti_memory_alloc(world, 4096, &on_gpu, &memory));
+    use(memory, tutti_world_group(world));
+    tutti_memory_release(memory);
+}
+
+TEST(kernels_that_one_rank_cannot_load_fail_all_and_the_next_attempt_works) {
+    need_driver();
+    test_processes(3, load_unevenly, NULL);
+    _exit(0);
+}
+
+static void map_unevenly(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    tutti_memory *memory;
+    tutti_peers *peers;
+    (void)argument;
+    open_backend(world);
+    CHECK_OK(tutti_memory_alloc(world, 4096, &on_gpu, &memory));
+    for (int member = 0; member < tutti_group_size(group); member++) { /* whose heap cannot be mapped */
+        int before = mappings();
+        if (tutti_group_rank(group) == 1)
+            fail("cuMemMap", member + 1);
+        tutti_status status = tutti_memory_rendezvous(memory, group, &peers);
+        CHECK_EQ(status, TUTTI_ERROR_MEMORY);
+        CHECK_MESSAGE("NVSHMEM's heap in the order of a group");
+        if (tutti_group_rank(group) == 1)
+            CHECK_EQ(mappings(), before);
+        CHECK_OK(tutti_barrier(group, NULL));
+    }
+    use(memory, group);
+    tutti_memory_release(memory);
+}
+
+TEST(a_heap_that_one_rank_cannot_map_fails_all_leaves_nothing_and_is_met_again) {
+    need_driver();
+    test_processes(3, map_unevenly, NULL);
+    _exit(0);
+}
+
 TEST(processes_that_share_a_gpu_without_mps_have_memory_and_signals_but_no_teams) {
     need();
     if (!backends_standin())

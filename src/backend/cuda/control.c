@@ -67,7 +67,9 @@ static tutti_status introduce(tu_cuda_collective *collective, int64_t deadline) 
         goto free_own;
     collective->blocks = TU_CUDA_BLOCKS;
     int first_here = -1, here = 0;
-    collective->together = collective->device->major >= 9 && cuda->driver.cuLaunchKernelEx != NULL; /* so far */
+    /* So far. Domains of memory are in drivers from 12.0 on. */
+    collective->together =
+        collective->device->major >= 9 && cuda->driver.cuLaunchKernelEx != NULL && cuda->driver.version >= 12000;
     for (int i = 0; i < collective->size; i++) {
         int sharing = 1; /* itself, and the others on its device */
         for (int j = 0; j < collective->size; j++)

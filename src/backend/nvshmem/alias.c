@@ -57,6 +57,8 @@ static CUresult map_member(tu_nvshmem *nvshmem, tu_nvshmem_alias *alias, int mem
             break;
         result = tu_cuda_map_at(&nvshmem->cuda, nvshmem->device, to + (from - alias->first), chunk.bytes, handle);
         driver->cuMemRelease(handle); /* the mapping keeps the memory */
+        if (result == CUDA_SUCCESS)
+            alias->mapped += chunk.bytes; /* one behind the other */
     }
     return result;
 }
@@ -97,7 +99,8 @@ static void unmake(tu_nvshmem *nvshmem, tu_nvshmem_alias *alias) {
     const tu_cuda_driver *driver = &nvshmem->cuda.driver;
     if (alias->base != 0 && tu_cuda_enter(&nvshmem->cuda, nvshmem->device) == TUTTI_OK) {
         if (driver->cuCtxSynchronize() == CUDA_SUCCESS) { /* nothing uses it any more */
-            driver->cuMemUnmap(alias->base, alias->stride * (size_t)alias->count);
+            if (alias->mapped > 0)
+                driver->cuMemUnmap(alias->base, alias->mapped);
             driver->cuMemAddressFree(alias->base, alias->stride * (size_t)alias->count);
         }
         tu_cuda_leave(&nvshmem->cuda);

@@ -51,6 +51,7 @@ struct tu_nvshmem_alias {
     CUdeviceptr base,
         first; /* where the first member's pieces are mapped, and where this rank's own are mapped first */
     size_t stride;
+    size_t mapped; /* bytes from base on: the driver takes a range without a gap back */
     tu_nvshmem_alias *next;
 };
 

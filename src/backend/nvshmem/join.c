@@ -381,6 +381,11 @@ static tutti_status load_kernels(tu_nvshmem *nvshmem) {
         process.module = module; /* for the next world of this process too */
         pthread_mutex_unlock(&process_lock);
     }
+    if ((result != CUDA_SUCCESS || initialised != 0) && !loaded) {
+        if (module != NULL)
+            driver->cuModuleUnload(module); /* the next attempt loads it again */
+        nvshmem->module = NULL;
+    }
     tu_cuda_leave(&nvshmem->cuda);
     if (result != CUDA_SUCCESS)
         return tu_cuda_error(&nvshmem->cuda, result, "loading the kernels that use NVSHMEM");

@@ -69,7 +69,7 @@ extern "C" __attribute__((visibility("default"))) int standin_launches(void) {
     return launches;
 }
 
-/* That function fails the nth time from now. */
+/* That function, or finding the kernel of that name, fails the nth time from now. */
 static std::string failing;
 static int failing_after;
 extern "C" __attribute__((visibility("default"))) void standin_fail(const char *function, int nth) {
@@ -245,11 +245,17 @@ static CUresult reserve(CUdeviceptr *address, size_t bytes, size_t alignment, CU
     *address = (CUdeviceptr)(uintptr_t)begin;
     return CUDA_SUCCESS;
 }
+extern "C" __attribute__((visibility("default"))) int standin_mappings(void) {
+    std::lock_guard<std::mutex> held(lock);
+    return (int)mapped.size();
+}
 static CUresult unreserve(CUdeviceptr address, size_t bytes) {
     return munmap((void *)(uintptr_t)address, bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 static CUresult map_memory(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                            unsigned long long) {
+    if (fails_in("cuMemMap"))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     std::lock_guard<std::mutex> held(lock);
     int file = (int)handle - 1;
     if (mmap((void *)(uintptr_t)address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, (off_t)offset) ==
@@ -258,8 +264,15 @@ static CUresult map_memory(CUdeviceptr address, size_t bytes, size_t offset, CUm
     mapped[address] = { bytes, fcntl(file, F_DUPFD_CLOEXEC, 0) };
     return CUDA_SUCCESS;
 }
+/* As the driver: the range must be whole mappings without a gap, or nothing happens. */
 static CUresult unmap_memory(CUdeviceptr address, size_t bytes) {
     std::lock_guard<std::mutex> held(lock);
+    CUdeviceptr next = address;
+    for (auto found = mapped.find(address); found != mapped.end() && found->first == next && next < address + bytes;
+         found++)
+        next += found->second.first;
+    if (next != address + bytes)
+        return 1; /* invalid value */
     for (auto found = mapped.lower_bound(address); found != mapped.end() && found->first < address + bytes;) {
         close(found->second.second);
         found = mapped.erase(found);
@@ -538,9 +551,14 @@ static size_t bytes_of_library(const void *image) {
                ? head->e_shoff + (size_t)head->e_shnum * head->e_shentsize
                : 0;
 }
+static std::atomic<int> loaded; /* modules that are */
+extern "C" __attribute__((visibility("default"))) int standin_modules(void) {
+    return loaded;
+}
 static CUresult load(CUmodule *module, const void *image) {
     *module = (CUmodule)(uintptr_t)image;
     size_t bytes = bytes_of_library(image);
+    loaded += bytes == 0;
     if (bytes == 0)
         return CUDA_SUCCESS;
     if (fails_in("cuModuleLoadData"))
@@ -558,10 +576,12 @@ static CUresult load(CUmodule *module, const void *image) {
     std::lock_guard<std::mutex> held(lock);
     *module = (CUmodule)library;
     modules[*module].reset(new written{ library, {} });
+    loaded++;
     return CUDA_SUCCESS;
 }
 static CUresult unload(CUmodule module) {
     std::lock_guard<std::mutex> held(lock);
+    loaded--;
     auto found = modules.find(module);
     if (found != modules.end()) {
         dlclose(found->second->library);
@@ -570,7 +590,7 @@ static CUresult unload(CUmodule module) {
     return CUDA_SUCCESS;
 }
 static CUresult find(CUfunction *function, CUmodule module, const char *name) {
-    if (fails_in("cuModuleGetFunction"))
+    if (fails_in("cuModuleGetFunction") || fails_in(name))
         return CUDA_ERROR_INVALID_HANDLE;
     std::lock_guard<std::mutex> held(lock);
     auto found = modules.find(module);
