@@ -650,6 +650,21 @@ static CUresult launch(CUfunction function, unsigned grid_x, unsigned, unsigned,
     memcpy(args.get(), parameters[0], kernel->bytes);
     return give(stream, [=] { run_kernel(kernel, grid_x, block_x, args.get()); });
 }
+/* With attributes: those that change no result here, since kernels run one after the other. */
+static CUresult launch_with(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
+    for (unsigned i = 0; i < config->attribute_count; i++) {
+        switch (config->attributes[i].id) {
+        case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
+        case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
+        case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+            break;
+        default:
+            return 1; /* invalid value */
+        }
+    }
+    return launch(function, config->grid_x, config->grid_y, config->grid_z, config->block_x, config->block_y,
+                  config->block_z, config->shared_bytes, config->stream, parameters, extra);
+}
 
 /* ---- by name ---- */
 
@@ -692,6 +707,7 @@ static const struct {
     { "cuModuleUnload", (void *)unload },
     { "cuModuleGetFunction", (void *)find },
     { "cuLaunchKernel", (void *)launch },
+    { "cuLaunchKernelEx", (void *)launch_with },
     { "cuDeviceGetUuid", (void *)uuid },
     { "cuDeviceGetPCIBusId", (void *)bus },
     { "cuCtxSetCurrent", (void *)set_context },
