@@ -6,7 +6,7 @@
  * own as ever. What a module's slots hold must lie where it lay; where it does not, the call is noted anew.
  *
  * What depends on the host at each call cannot be noted: random numbers, optimizer steps with their counts, effects,
- * tensors of the CPU. A function that has such runs as ever, and a warning says why.
+ * tensors of the CPU. A function that has such, or results that share memory, runs as ever, and a warning says why.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "compile/entry.h"
 #include "tensor/on_device.h"
+#include "tensor/operator.h"
 
 #define WARM 2 /* calls before one is noted: what it needs is there then */
 
@@ -59,9 +60,21 @@ static const char *hinders(const tt_graph *graph, const tu_vertex *vertex, tutti
 }
 
 static bool returns_input(const tt_graph *graph) {
-    for (int i = 0; i < graph->output_count; i++)
+    for (int i = 0; i < graph->output_count; i++) {
+        if (graph->outputs[i].value == NULL)
+            return true;
         for (int k = 0; k < graph->input_count; k++)
-            if (graph->outputs[i].value == NULL || graph->outputs[i].value->storage == graph->inputs[k].value->storage)
+            if (graph->outputs[i].value->storage == graph->inputs[k].value->storage)
+                return true;
+    }
+    return false;
+}
+
+/* Each result of a replay is copied out of the graph on its own. */
+static bool shares_results(const tt_graph *graph) {
+    for (int i = 0; i < graph->output_count; i++)
+        for (int k = 0; k < i; k++)
+            if (graph->outputs[i].value->storage == graph->outputs[k].value->storage)
                 return true;
     return false;
 }
@@ -77,6 +90,8 @@ static bool find_reason(const tu_entry *entry, tutti_device device, char *reason
         snprintf(reason, size, "it computes nothing on a GPU");
     else if (returns_input(graph))
         snprintf(reason, size, "a result of it is one of its inputs, a view of one, or none");
+    else if (shares_results(graph))
+        snprintf(reason, size, "two results of it share memory");
     for (int i = 0; i < graph->input_count && reason[0] == 0; i++)
         if (graph->inputs[i].value->shape.device != device)
             snprintf(reason, size, "%s is on the device %s", graph->inputs[i].value->name,
@@ -122,6 +137,8 @@ tutti_status tu_replay_make(tu_entry *entry, bool full) {
     const tt_graph *graph = entry->forward;
     tutti_device number =
         graph->output_count > 0 && graph->outputs[0].value != NULL ? graph->outputs[0].value->shape.device : TUTTI_CPU;
+    if (entry->compare_forward != NULL)
+        return TUTTI_OK; /* every call is compared with calls of operators, which a replay would leave out */
     if (find_reason(entry, number, reason, sizeof reason)) {
         if (full)
             return tu_error(TUTTI_ERROR_CAPTURE, "compiled %s cannot be replayed: %s", entry->name, reason);
@@ -218,10 +235,17 @@ static bool lies_elsewhere(const tu_entry *entry, const tu_replay *replay, tt_te
     return false;
 }
 
+/* Of an argument whose elements share memory the memory is copied: its elements cannot be written one by one. */
+static tt_tensor *as_it_lies(tt_tensor *x) {
+    int64_t last = (int64_t)(tu_tensor_need(x) / tu_dtype_bytes[x->dtype]);
+    return tu_overlaps_itself(x) ? tt_as_strided(x, tt_shape(last - x->offset), tt_shape(1), x->offset) : x;
+}
+
 static tutti_status run(const tu_entry *entry, const tu_replay *replay, tt_tensor *const *inputs, tt_tensor **outputs) {
     const tu_device *device = replay->device;
     for (int i = 0; i < replay->input_count; i++)
-        if (entry->forward->inputs[i].kind == TU_INPUT_ARGUMENT && tt_copy_(replay->places[i], inputs[i]) == NULL)
+        if (entry->forward->inputs[i].kind == TU_INPUT_ARGUMENT &&
+            tt_copy_(as_it_lies(replay->places[i]), as_it_lies(inputs[i])) == NULL)
             return tu_self()->pending;
     tutti_status status = device->table->graph_run(device->state, device->index, replay->stream, replay->graph);
     for (int i = 0; i < replay->output_count && status == TUTTI_OK; i++) {
@@ -240,7 +264,8 @@ tutti_status tu_replay_try(tu_entry *entry, tt_tensor *const *inputs, tt_tensor 
     if (replay == NULL || pthread_mutex_trylock(&replay->lock) != 0)
         return TUTTI_OK;
     void *stream = tu_device_stream(replay->device);
-    bool possible = !replay->refused && ++replay->calls > WARM && !tu_device_capturing(replay->device);
+    replay->calls += replay->calls <= WARM; /* and no further: it would overflow */
+    bool possible = !replay->refused && replay->calls > WARM && !tu_device_capturing(replay->device);
     if (possible && replay->graph == NULL)
         replay->stream = stream;
     if (possible && replay->stream == stream) { /* its places are in order with that stream alone */

@@ -148,3 +148,65 @@ TEST(on_another_stream_a_replayed_function_runs_as_ever) {
     tt_stream_release(TUTTI_CUDA, stream);
     CHECK_OK(tt_scope_close(&scope));
 }
+
+TEST(arguments_whose_elements_share_memory_are_replayed) {
+    begin();
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast = replayed(chain, NULL, true);
+    for (int i = 0; i < 10; i++) {
+        tt_tensor *from = tt_randn(tt_shape(1, 100), TUTTI_F32, NULL), *expected[2];
+        tt_tensor *x = i < 5 ? tt_expand(tt_narrow(from, 1, 7, 20), tt_shape(33, 20))
+                             : tt_as_strided(from, tt_shape(8, 20), tt_shape(3, 1), 4 + i);
+        tt_tensor *y = tt_expand(tt_randn(tt_shape(1), TUTTI_F32, NULL), tt_shape(20));
+        tt_tensor_list got = tt_compiled_call(fast, tt_tensors(x, y));
+        CHECK_OK(tt_error_show());
+        chain(tt_tensors(x, y), expected, NULL);
+        CHECK(same_bits(got.at[0], expected[0]) && same_bits(got.at[1], expected[1]));
+    }
+    CHECK_EQ(counts_of(fast).replays, 6);
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+static int with_a_view(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    outputs[0] = tt_exp(inputs.at[0]);
+    outputs[1] = tt_narrow(outputs[0], 0, 1, 2);
+    outputs[2] = outputs[0];
+    return 3;
+}
+
+TEST(results_that_share_memory_do_so_at_every_call) {
+    begin();
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast = replayed(with_a_view, NULL, false);
+    for (int i = 0; i < 5; i++) {
+        tt_tensor_list got = tt_compiled_call(fast, tt_tensors(tt_randn(tt_shape(5, 4), TUTTI_F32, NULL)));
+        CHECK_OK(tt_error_show());
+        tt_zero_(got.at[0]);
+        CHECK(same_bits(got.at[1], tt_zeros(tt_shape(2, 4), TUTTI_F32, NULL)));
+        CHECK(got.at[2] == got.at[0]);
+    }
+    tt_compiled_release(&fast);
+    fast = replayed(with_a_view, NULL, true);
+    tt_compiled_call(fast, tt_tensors(tt_randn(tt_shape(5, 4), TUTTI_F32, NULL)));
+    CHECK_EQ(tt_error_pending(), TUTTI_ERROR_CAPTURE);
+    CHECK(strstr(tutti_error_message(), "share memory") != NULL);
+    tt_error_clear();
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST(where_calls_are_compared_none_is_replayed) {
+    begin();
+    setenv("TUTTI_COMPILE_COMPARE", "1", 1);
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast = replayed(chain, NULL, true);
+    tt_tensor *x = tt_randn(tt_shape(9, 20), TUTTI_F32, NULL), *y = tt_randn(tt_shape(20), TUTTI_F32, NULL);
+    for (int i = 0; i < 5; i++)
+        tt_compiled_call(fast, tt_tensors(x, y));
+    CHECK_OK(tt_error_show());
+    CHECK_EQ(counts_of(fast).replays, 0);
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+}
