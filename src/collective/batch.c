@@ -74,6 +74,8 @@ void tu_batch_free(tutti_batch *batch) {
     if (batch == NULL)
         return;
     tutti_group *group = batch->group;
+    for (int i = 0; i < batch->count; i++)
+        free((void *)(uintptr_t)batch->tasks[i].tiles.list); /* the batch's own: keep_tiles */
     if (batch->tasks != batch->few)
         free(batch->tasks);
     if (batch->requests != batch->few_requests)
@@ -134,6 +136,20 @@ static bool is_message(const tu_task *task) {
     return task->row->kind == TU_KIND_MESSAGE && task->executor->takes_turns;
 }
 
+/* The list of tiles is the call's, which ends before the batch does. */
+static tutti_status keep_tiles(tu_tiles *tiles) {
+    size_t bytes = tiles->count * sizeof *tiles->list;
+    if (bytes == 0) {
+        tiles->list = NULL;
+        return TUTTI_OK;
+    }
+    tu_tile *kept = malloc(bytes);
+    if (kept == NULL)
+        return tu_error_memory("the tiles of a batch", bytes);
+    tiles->list = memcpy(kept, tiles->list, bytes);
+    return TUTTI_OK;
+}
+
 tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_call *call) {
     const char *name = task->row->name;
     if (batch->group != task->group)
@@ -147,6 +163,9 @@ tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_
         return TUTTI_ERROR_MEMORY;
     if (place != task)
         *place = *task;
+    tutti_status status = keep_tiles(&place->tiles);
+    if (status != TUTTI_OK)
+        return status;
     batch->messages += is_message(task);
     batch->count++;
     return TUTTI_OK;

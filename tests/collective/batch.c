@@ -4,6 +4,8 @@
  */
 #include <tutti/collective.h>
 #include <tutti/fault.h>
+#include <tutti/memory.h>
+#include <tutti/named.h>
 #include <unistd.h>
 
 #include "../harness.h"
@@ -150,4 +152,55 @@ TEST_WORLD(a_call_that_a_fault_skips_is_left_out_of_its_batch, 2) {
     CHECK_EQ(out[1], -1);
     CHECK_EQ(out[2], 2);
     CHECK_OK(tutti_barrier(group, NULL));
+}
+
+/* ---- tiles ---- */
+
+static void gather_tiles(tutti_group *group, const int *in, bool as_work, bool cancelled) {
+    enum {
+        RANKS = 3,
+        FIRST = 3,
+        SECOND = 5
+    };
+    int first[RANKS * FIRST] = { 0 }, second[RANKS * SECOND] = { 0 }, rank = tutti_group_rank(group);
+    tutti_batch *batch;
+    tutti_work *work = NULL;
+    CHECK_OK(tutti_batch_begin(group, &batch));
+    const size_t counts[] = { FIRST, SECOND };
+    void *const out[] = { first, second };
+    for (int i = 0; i < 2; i++)
+        CHECK_OK(
+            tutti_all_gather_offset(group, in, counts, 2, out, TUTTI_I32, TUTTI_OPTIONS(tutti_call, .batch = batch)));
+    /* What the calls had allocated for themselves is used for something else by now. */
+    void *others[64];
+    for (size_t i = 0; i < 64; i++)
+        others[i] = memset(malloc(16 * (i + 1)), 0x7f, 16 * (i + 1));
+    if (cancelled)
+        tutti_batch_cancel(batch);
+    else
+        CHECK_OK(tutti_batch_end(batch, as_work ? TUTTI_OPTIONS(tutti_call, .work = &work) : NULL));
+    if (work != NULL)
+        CHECK_OK(tutti_work_wait(work, 0));
+    tutti_work_release(work);
+    for (size_t i = 0; i < 64; i++)
+        free(others[i]);
+    for (int from = 0; from < RANKS && !cancelled; from++) {
+        for (int i = 0; i < FIRST; i++)
+            CHECK_EQ(first[from * FIRST + i], in[i] + 100 * (from - rank));
+        for (int i = 0; i < SECOND; i++)
+            CHECK_EQ(second[from * SECOND + i], in[FIRST + i] + 100 * (from - rank));
+    }
+}
+
+TEST_WORLD(tiles_in_a_batch_are_the_batchs_until_it_ends, 3) {
+    tutti_group *group = tutti_world_group(world);
+    tutti_memory *memory;
+    CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &memory));
+    int *in = tutti_memory_data(memory);
+    for (int i = 0; i < 8; i++)
+        in[i] = 100 * tutti_group_rank(group) + i;
+    for (int way = 0; way < 3; way++)
+        gather_tiles(group, in, way == 1, way == 2);
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_memory_release(memory);
 }
