@@ -61,6 +61,16 @@ tutti_status tu_submit(tu_task *task, const tutti_call *call) {
     return status == TUTTI_OK ? tu_not_entered(submit(task, &full)) : status;
 }
 
+tutti_status tu_submit_nothing(tutti_group *group, const tutti_call *call) {
+    tutti_call full = TUTTI_CALL_INIT;
+    tutti_status status = call == NULL ? TUTTI_OK : tu_options_copy("tutti_call", call, &full, sizeof full);
+    if (status != TUTTI_OK || full.work == NULL || group == TUTTI_NON_GROUP_MEMBER)
+        return status;
+    tutti_batch *nothing;
+    status = tutti_batch_begin(group, &nothing);
+    return status != TUTTI_OK ? status : tutti_batch_end(nothing, TUTTI_OPTIONS(tutti_call, .work = full.work));
+}
+
 /* ---- which algorithm ran, and why ---- */
 
 static void explain(const tu_collective *state, tutti_ran *ran) {

@@ -497,5 +497,7 @@ static inline void tu_task_begin(tu_task *task, tutti_group *group, tu_operation
 tutti_status tu_submit(tu_task *task, const tutti_call *call);
 /* The second half, for a task whose arguments have been checked. */
 tutti_status tu_submit_checked(tu_task *task, const tutti_call *call);
+/* For a call that has nothing to do, on any rank: complete at once, and so is the work that it asked for. */
+tutti_status tu_submit_nothing(tutti_group *group, const tutti_call *call);
 
 #endif

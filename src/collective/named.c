@@ -71,7 +71,7 @@ tutti_status tutti_one_shot_all_reduce(tutti_group *group, const void *in, void 
     tutti_status status =
         tu_named_symmetric(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
-        return status;
+        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
     return run(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, in, out, count, dtype, reduction, -1, call);
 }
 
@@ -87,7 +87,7 @@ tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer, si
     tutti_status status = tu_named_symmetric(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, "the buffer", buffer,
                                              bytes_of(buffer_count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
-        return status;
+        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
     size_t bytes = bytes_of(count, dtype, 1);
     if (in == NULL || bytes == 0)
         return tu_error(TUTTI_ERROR_ARGUMENT,
@@ -115,7 +115,7 @@ tutti_status tutti_two_shot_all_reduce_out(tutti_group *group, const void *in, v
     tutti_status status =
         tu_named_symmetric(group, TU_OPERATION_TWO_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
     if (status != TUTTI_OK || count == 0)
-        return status;
+        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
     return run(group, TU_OPERATION_TWO_SHOT_ALL_REDUCE, in, out, count, dtype, reduction, -1, call);
 }
 
@@ -213,8 +213,9 @@ static tutti_status reduce_multicast(tutti_group *group, tu_operation operation,
                                      size_t count, tutti_dtype dtype, tutti_reduction reduction, int root,
                                      const tutti_call *call) {
     tutti_status status = prepare_multicast(group, operation, "input", in, bytes_of(count, dtype, 1));
-    return status != TUTTI_OK || count == 0 ? status
-                                            : run(group, operation, in, out, count, dtype, reduction, root, call);
+    if (status != TUTTI_OK || count == 0)
+        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
+    return run(group, operation, in, out, count, dtype, reduction, root, call);
 }
 
 tutti_status tutti_multimem_all_reduce(tutti_group *group, void *data, size_t count, tutti_dtype dtype,
@@ -239,7 +240,7 @@ tutti_status tutti_multimem_all_gather_out(tutti_group *group, const void *in, v
     tutti_status status = prepare_multicast(group, TU_OPERATION_MULTIMEM_ALL_GATHER, "output", out,
                                             bytes_of(count, dtype, (size_t)size_of(group)));
     if (status != TUTTI_OK || count == 0)
-        return status;
+        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
     return run(group, TU_OPERATION_MULTIMEM_ALL_GATHER, in, out, count, dtype, (tutti_reduction)0, -1, call);
 }
 
@@ -249,6 +250,6 @@ tutti_status tutti_low_contention_all_gather_multicast(tutti_group *group, const
     tutti_status status =
         prepare_multicast(group, operation, "output", out, bytes_of(count, dtype, (size_t)size_of(group)));
     if (status != TUTTI_OK || count == 0)
-        return status;
+        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
     return run(group, operation, in, out, count, dtype, (tutti_reduction)0, -1, call);
 }

@@ -13,11 +13,7 @@ tutti_status tu_message_nobody(const tu_task *task, const tutti_call *call) {
         tutti_received nothing = { .size = task->received->size, .source = TUTTI_NOBODY, .tag = TUTTI_ANY_TAG };
         memcpy(task->received, &nothing, nothing.size < sizeof nothing ? nothing.size : sizeof nothing);
     }
-    if (call->work == NULL)
-        return TUTTI_OK;
-    tutti_batch *nothing;
-    tutti_status status = tutti_batch_begin(task->group, &nothing);
-    return status != TUTTI_OK ? status : tutti_batch_end(nothing, TUTTI_OPTIONS(tutti_call, .work = call->work));
+    return tu_submit_nothing(task->group, call);
 }
 
 typedef struct exchange {

@@ -199,7 +199,7 @@ static tutti_status submit(request *request, tutti_dtype dtype, int reduction, i
     if (reduction == TUTTI_PREMUL_SUM)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s takes no premul_sum", request->name);
     if (member && request->elements == 0)
-        return TUTTI_OK;
+        return tu_submit_nothing(request->group, call);
     if (member)
         status = tu_named_symmetric(request->group, request->operation, "the input", request->in, request->in_bytes);
     if (status == TUTTI_OK && member)
@@ -241,7 +241,8 @@ static tutti_status span(request *request, const tutti_tile *const *in, int coun
         const unsigned char *data = tile.data;
         request->in = request->in == NULL || data < request->in ? data : request->in;
         last = last == NULL || data + bytes > last ? data + bytes : last;
-        request->elements += tile.rows * tile.columns;
+        if (__builtin_add_overflow(request->elements, tile.rows * tile.columns, &request->elements))
+            status = too_large(request);
     }
     request->in_bytes = request->in != NULL ? (size_t)(last - request->in) : 0;
     return status;

@@ -385,3 +385,28 @@ TEST_WORLD(an_alignment_that_leaves_no_room_is_told_and_overwrites_nothing, 2) {
     CHECK_MESSAGE("room for 8");
     tutti_memory_release(memory);
 }
+
+/* Waits for the work of a call that had nothing to do. */
+static void await_nothing(tutti_status status, tutti_work **work) {
+    CHECK_OK(status);
+    CHECK(*work != NULL);
+    CHECK_OK(tutti_work_wait(*work, 0));
+    tutti_work_release(*work);
+    *work = NULL;
+}
+
+TEST_WORLD(a_call_of_nothing_gives_the_work_that_it_was_asked_for, 2) {
+    tutti_group *group = tutti_world_group(world);
+    int value = 0;
+    tutti_work *work = NULL;
+    tutti_call call = { .size = sizeof call, .work = &work };
+    const tutti_tile tile = { .size = sizeof tile, .data = &value };
+    await_nothing(tutti_one_shot_all_reduce(group, &value, &value, 0, TUTTI_I32, TUTTI_SUM, &call), &work);
+    await_nothing(tutti_one_shot_all_reduce_copy(group, &value, 0, &value, &value, 0, TUTTI_I32, TUTTI_SUM, &call),
+                  &work);
+    await_nothing(tutti_two_shot_all_reduce(group, &value, 0, TUTTI_I32, TUTTI_SUM, &call), &work);
+    await_nothing(tutti_tile_reduce(group, &tile, &tile, TUTTI_I32, TUTTI_SUM, 0, &call), &work);
+    await_nothing(tutti_all_gather_offset(group, NULL, NULL, 0, NULL, TUTTI_I32, &call), &work);
+    await_nothing(tutti_all_to_all_nd(group, &value, &value, 0, 0, 1, 0, TUTTI_I32, &call), &work);
+    await_nothing(tutti_send(group, &value, 1, TUTTI_I32, TUTTI_NOBODY, 0, &call), &work);
+}

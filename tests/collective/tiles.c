@@ -303,6 +303,13 @@ static void refuse(tutti_world *world, void *argument) {
     in.stride = (size_t)1 << 62;
     CHECK_STATUS(tutti_tile_reduce(place.group, &in, &out, TUTTI_F32, TUTTI_SUM, 0, NULL), TUTTI_ERROR_RANGE);
     in.stride = 0;
+    const tutti_tile vast = {
+        .size = sizeof vast, .data = in.data, .rows = (size_t)1 << 31, .columns = (size_t)1 << 31
+    };
+    const tutti_tile *const vasts[] = { &vast, &vast, &vast, &vast }; /* 2^64 elements together */
+    CHECK_STATUS(
+        tutti_multi_root_tile_reduce(place.group, vasts, vasts, (int[]){ 1, 1, 1, 1 }, 4, TUTTI_U8, TUTTI_SUM, NULL),
+        TUTTI_ERROR_RANGE);
     out.data = in.data;
     CHECK_STATUS(tutti_tile_reduce(place.group, &in, &out, TUTTI_F32, TUTTI_SUM, place.rank, NULL),
                  TUTTI_ERROR_ARGUMENT);
