@@ -20,9 +20,10 @@ static tutti_status check(tu_task *task) {
                                                                            : tu_choose_check(task->state, task);
 }
 
-/* The group's first collective exchanges the pieces of shared memory. */
+/* The group's first collective exchanges the pieces of shared memory. Messages need none, and must not look: they do
+ * not take turns with it. */
 static tutti_status prepare(tu_task *task) {
-    if (__builtin_expect(task->state->ready, 1) || task->row->kind == TU_KIND_MESSAGE)
+    if (task->row->kind == TU_KIND_MESSAGE || __builtin_expect(task->state->ready, 1))
         return TUTTI_OK;
     return tu_collective_setup(task->state, task);
 }

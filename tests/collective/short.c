@@ -352,6 +352,15 @@ TEST_WORLD(threads_of_a_rank_may_exchange_short_messages_at_once, 2) {
     CHECK_OK(tutti_barrier(group, NULL));
 }
 
+TEST_WORLD(messages_may_be_exchanged_beside_the_first_collective_of_a_group, 2) {
+    party party = { tutti_world_group(world), 0 };
+    pthread_t thread;
+    CHECK_EQ(pthread_create(&thread, NULL, exchange_often, &party), 0);
+    CHECK_OK(tutti_barrier(party.group, NULL));
+    CHECK_EQ(pthread_join(thread, NULL), 0);
+    CHECK_OK(tutti_barrier(party.group, NULL));
+}
+
 /* ---- records ---- */
 
 /* Of this rank's newest entry of such a message that has ended well. */
