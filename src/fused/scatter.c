@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Produce and scatter. A rank computes a chunk of rows for each of the others, hands it to its owner tile by tile, and
- * announces each tile by a signal; then its own, and accepts what has come meanwhile. All ranks go through the tiles in
- * the same order, so that a rank waits only for one that is a tile behind; the first tile is made while the ranks
- * agree.
+ * announces each tile by a signal; then its own, and accepts what has come meanwhile: in long scatters the tiles of the
+ * chunk before. All ranks go through the tiles in the same order, so that a rank waits only for one that is a tile
+ * behind, or a chunk; the first tile is made while the ranks agree.
  *
  * Chunks are computed in memory of this rank's own and copied to their owner: a product is written many times, and the
  * first of them to a line that its owner has read costs a round trip between the processors. Tiles are small, so that
@@ -16,6 +16,8 @@
 #include "fused/driver.h"
 #include "tensor/process.h"
 
+#define CHUNKS_OF_LONG 4 /* of a block that is worth it to run ahead: the tiles of one are accepted at the very end */
+
 /* The same rows of the blocks for all ranks. */
 typedef struct chunk {
     int64_t first, rows;
@@ -26,11 +28,15 @@ typedef struct chunk {
 typedef struct scattering {
     const tu_scatter *plan;
     tu_fused *state;
-    const void **from; /* one per rank */
-    tu_aside *asides;  /* one per other rank */
-    char *made[2];     /* room for a chunk; the second where one is made while the other is handed over */
-    tu_team team;      /* open where several threads work */
-    chunk now, before; /* the one that is made, and the one whose tiles are exchanged meanwhile */
+    const void **from;      /* one per rank */
+    tu_aside *asides;       /* one per other rank */
+    char *made[2];          /* room for a chunk; the second where one is made while the other is handed over */
+    tu_team team;           /* open where several threads work */
+    chunk now, before;      /* the one that is made, and the one whose tiles are exchanged meanwhile */
+    int64_t tiles;          /* of a block */
+    int64_t sent, accepted; /* of them, so far; a tile counts as sent when all others have it */
+    int channels;           /* that their signals use in turn */
+    int64_t ahead;          /* tiles that are sent before the first of them is accepted */
 } scattering;
 
 static int64_t rows_from(const tu_scatter *plan, int64_t first, int64_t most) {
@@ -72,22 +78,30 @@ static void copy_tile(scattering *run, const chunk *of, int to, int64_t first) {
                          made_at(run, of, to, first), tile_bytes(run->plan, first));
 }
 
-static tutti_status announce(const tu_fused *state, int to) {
-    return tutti_peers_signal(state->peers, to, TU_FUSED_CHANNEL, NULL);
+/* The last tile goes by the channel of the one before it: when it has been announced that one was taken, and the next
+ * call finds no more than two tiles that were not read (fused/workspace.h). */
+static int channel_of(const scattering *run, int64_t tile) {
+    return (int)((tile > 0 && tile == run->tiles - 1 ? tile - 1 : tile) % run->channels);
 }
 
-static tutti_status announce_all(const tu_fused *state) {
+static tutti_status announce(const scattering *run, int to, int64_t tile) {
+    return tutti_peers_signal(run->state->peers, to, channel_of(run, tile), NULL);
+}
+
+static tutti_status announce_all(const scattering *run, int64_t tile) {
+    const tu_fused *state = run->state;
     tutti_status status = TUTTI_OK;
     for (int step = 1; step < state->size && status == TUTTI_OK; step++)
-        status = announce(state, (state->rank + step) % state->size);
+        status = announce(run, (state->rank + step) % state->size, tile);
     return status;
 }
 
-/* Takes one signal of every other rank, those that are there first. */
-static tutti_status take_all(tu_fused *state) {
+/* Takes the signals of a tile from all other ranks. */
+static tutti_status take_all(const scattering *run, int64_t tile) {
+    const tu_fused *state = run->state;
     tutti_status status = TUTTI_OK;
     for (int step = 1; step < state->size && status == TUTTI_OK; step++)
-        status = tutti_peers_wait_signal(state->peers, (state->rank + step) % state->size, TU_FUSED_CHANNEL, NULL);
+        status = tutti_peers_wait_signal(state->peers, (state->rank + step) % state->size, channel_of(run, tile), NULL);
     return status;
 }
 
@@ -123,28 +137,48 @@ static int copy_ahead(scattering *run, const chunk *of, int64_t next) {
     return 0;
 }
 
-/* The tiles at `first`, which were announced; those at `next`, if the chunk has more, are copied meanwhile. They are
- * announced only when these have been taken: an announcement waits until the one before it was, and ranks that wait
- * for each other so would do it for ever. */
-static tutti_status run_tile(scattering *run, const chunk *of, int64_t first, int64_t next) {
-    bool more = next < of->first + of->rows;
-    int beside = more ? copy_ahead(run, of, next) : 0;
-    tutti_status status = take_all(run->state);
+/* Accepts the next tiles of all ranks, and with `more` hands over the next ones of the chunk meanwhile. They are
+ * announced only when these have been taken: an announcement may wait until an earlier one was, and ranks that wait for
+ * each other so would do it for ever. */
+static tutti_status run_tile(scattering *run, const chunk *of, bool more) {
+    int64_t rows = run->plan->tile_rows, tile = run->accepted++, next = run->sent;
+    int beside = more ? copy_ahead(run, of, next * rows) : 0;
+    run->sent += more;
+    tutti_status status = take_all(run, tile);
     if (status == TUTTI_OK && more && beside == 0)
-        status = announce_all(run->state);
+        status = announce_all(run, next);
     if (status == TUTTI_OK)
-        status = accept_tile(run, of, first, beside);
+        status = accept_tile(run, of, tile * rows, beside);
     if (status == TUTTI_OK && beside > 0)
-        status = announce_all(run->state);
+        status = announce_all(run, next);
     return status;
 }
 
-static tutti_status run_tiles(scattering *run, const chunk *of) {
+/* Hands over the next tiles, and accepts none. */
+static tutti_status send_tile(scattering *run, const chunk *of) {
+    const tu_fused *state = run->state;
+    int64_t tile = run->sent++;
+    for (int step = 1; step < state->size; step++)
+        copy_tile(run, of, (state->rank + step) % state->size, tile * run->plan->tile_rows);
+    return announce_all(run, tile);
+}
+
+/* Whether a tile is accepted before, or while, the next one is sent. */
+static bool is_due(const scattering *run) {
+    return run->sent - run->accepted >= (run->sent == run->tiles - 1 ? 1 : run->ahead);
+}
+
+/* Hands over the rest of a chunk, whose first tiles have been, and accepts tiles so that `left` are not accepted. */
+static tutti_status run_tiles(scattering *run, const chunk *of, int64_t left) {
+    int64_t end = (of->first + of->rows + run->plan->tile_rows - 1) / run->plan->tile_rows;
     tutti_status status = TUTTI_OK;
-    for (int64_t first = of->first, next; first < of->first + of->rows && status == TUTTI_OK; first = next) {
-        next = first + run->plan->tile_rows;
-        status = run_tile(run, of, first, next);
-    }
+    while (status == TUTTI_OK && run->sent < end)
+        if (!is_due(run))
+            status = send_tile(run, of);
+        else
+            status = run_tile(run, of, run->sent < run->tiles - 1 || run->sent - run->accepted == 1);
+    while (status == TUTTI_OK && end - run->accepted > left)
+        status = run_tile(run, of, false);
     return status;
 }
 
@@ -172,8 +206,9 @@ static tutti_status hand_panel(scattering *run) {
     for (int to = tu_panel_first(panels, panel); to < tu_panel_first(panels, panel + 1) && status == TUTTI_OK; to++)
         if (to != run->state->rank) {
             copy_tile(run, &run->now, to, run->now.first);
-            status = announce(run->state, to);
+            status = announce(run, to, run->now.first / run->plan->tile_rows);
         }
+    run->sent += run->now.handed == panels.count;
     return status;
 }
 
@@ -223,7 +258,7 @@ static void add_panel(scattering *run, int panel) {
 /* Exchanges the tiles of the chunk before, then hands over what has been made of this one. */
 static tutti_status communicate(void *context) {
     scattering *run = context;
-    tutti_status status = run->before.rows > 0 ? run_tiles(run, &run->before) : TUTTI_OK;
+    tutti_status status = run->before.rows > 0 ? run_tiles(run, &run->before, 0) : TUTTI_OK;
     while (status == TUTTI_OK && run->now.handed < run->plan->panels.count)
         if (tu_team_is_done(&run->team, panel_at(run, run->now.handed)))
             status = hand_panel(run);
@@ -247,7 +282,9 @@ static tutti_status make_chunk(scattering *run, int64_t first) {
     begin_chunk(run, first);
     if (tu_team_is_open(&run->team))
         return make_chunk_together(run);
-    tutti_status status = run->before.rows > 0 ? run_tiles(run, &run->before) : TUTTI_OK;
+    bool is_last_tile = first + run->plan->tile_rows >= run->plan->rows;
+    tutti_status status =
+        run->before.rows > 0 ? run_tiles(run, &run->before, is_last_tile ? 0 : run->ahead - 1) : TUTTI_OK;
     return status == TUTTI_OK ? make_chunk_alone(run) : status;
 }
 
@@ -257,12 +294,31 @@ static tutti_status run_chunks(scattering *run, int64_t first) {
     for (; first < run->plan->rows && status == TUTTI_OK; first += run->plan->chunk_rows)
         status = make_chunk(run, first);
     if (status == TUTTI_OK)
-        status = run_tiles(run, &run->now);
+        status = run_tiles(run, &run->now, 0);
     run->state->ring_at = place_of(run, run->plan->rows + run->plan->tile_rows - 1);
     return status;
 }
 
 /* ---- the call ---- */
+
+/* How far ranks may run ahead of each other, in the rings that there are: with the signals of so many tiles on their
+ * way a tile is written when all but so many and one more before it have been read, and two tiles lie on the same place
+ * of a ring only if at least one less than a ring has room for lie between them. A rank that has sent `ahead` tiles
+ * more than it has accepted waits for nobody who has accepted as many as it: two signals more are enough for that. */
+static void plan_tiles(scattering *run) {
+    const tu_scatter *plan = run->plan;
+    size_t bytes = tile_bytes(plan, 0);
+    run->channels = 1;
+    run->ahead = 1;
+    run->tiles = bytes > 0 ? (plan->rows + plan->tile_rows - 1) / plan->tile_rows : 0;
+    if (bytes == 0 || !run->state->own.fits)
+        return;
+    run->channels = tu_fused_channels(run->state, bytes);
+    bool worth_it = plan->rows >= CHUNKS_OF_LONG * plan->chunk_rows && is_direct(run) && !tu_team_is_open(&run->team);
+    int64_t most = run->channels - 2, wanted = plan->chunk_rows / plan->tile_rows + 1;
+    if (worth_it && most > 1)
+        run->ahead = wanted < most ? wanted : most;
+}
 
 static tutti_status run_real(scattering *run) {
     const tu_scatter *plan = run->plan;
@@ -271,6 +327,7 @@ static tutti_status run_real(scattering *run) {
     state->own.fits = bytes == 0 || (state->memory != NULL && ring <= state->ring_bytes);
     bool sent = bytes > 0 && state->own.fits;
     state->own.sent = sent;
+    plan_tiles(run);
     tutti_status status = tu_fused_publish(state, plan->signature, TUTTI_OK);
     if (status != TUTTI_OK)
         return status;
@@ -285,6 +342,10 @@ static tutti_status run_real(scattering *run) {
         status = tu_fused_grow(state, 0, ring);
     if (status != TUTTI_OK)
         return status;
+    if (!sent) {
+        state->own.fits = true;
+        plan_tiles(run);
+    }
     if (bytes > 0)
         status = run_chunks(run, sent ? plan->chunk_rows : 0);
     return status == TUTTI_OK ? TUTTI_OK : tu_fused_give_up(state, plan->who);

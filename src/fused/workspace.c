@@ -303,6 +303,11 @@ size_t tu_fused_tile_place(const tu_fused *state, size_t tile_bytes, uint64_t in
                           : (size_t)(index - before) % (state->ring_bytes / each) * each;
 }
 
+int tu_fused_channels(const tu_fused *state, size_t tile_bytes) {
+    size_t tiles = state->ring_bytes / round_up(tile_bytes), most = TU_FUSED_CHANNELS;
+    return tiles < TU_FUSED_TILES ? 1 : (int)(tiles - 3 < most ? tiles - 3 : most);
+}
+
 /* A rank needs none for itself. */
 char *tu_fused_ring(const tu_fused *state, int rank, int from, size_t place) {
     size_t ring = (size_t)(from < rank ? from : from - 1);
@@ -331,7 +336,7 @@ static tutti_status take_tiles(tu_fused *state) {
     tutti_status status = TUTTI_OK;
     for (int rank = 0; rank < state->size && status == TUTTI_OK; rank++)
         if (rank != state->rank && state->records[rank].sent)
-            status = tutti_peers_wait_signal(state->peers, rank, TU_FUSED_CHANNEL, NULL);
+            status = tutti_peers_wait_signal(state->peers, rank, 0, NULL);
     return status;
 }
 
@@ -393,8 +398,11 @@ tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t ring_bytes
     tutti_memory *memory = NULL;
     tutti_peers *peers = NULL;
     size_t bytes = 2 * half + (size_t)(state->size - 1) * ring;
+    tutti_memory_options options = TUTTI_MEMORY_OPTIONS_INIT;
+    options.signal_pad_bytes = 4 * (size_t)state->size * TU_FUSED_CHANNELS;
     drop_workspace(state); /* first: the old and the new one need not lie in memory together */
-    tutti_status status = tell_all(state, tutti_memory_alloc(tutti_group_world(state->group), bytes, NULL, &memory));
+    tutti_status status =
+        tell_all(state, tutti_memory_alloc(tutti_group_world(state->group), bytes, &options, &memory));
     if (status == TUTTI_OK)
         status = tutti_memory_rendezvous(memory, state->group, &peers);
     if (status != TUTTI_OK) {

@@ -12,10 +12,17 @@
  * everywhere else; its result is the agreement.
  *
  * WHY NOTHING IS OVERWRITTEN TOO EARLY. A half is written again in the next call but one. Between the two lies an
- * agreement, which each rank reaches only after it has read what it needed of the earlier call. A tile may be written
- * when all but the last two have been read: a signal waits until the one before it was taken (tutti/peers.h), and who
- * has taken it is done with the tile before that. Tiles lie one behind the other, from the beginning again where the
- * next would not fit; a ring has room for four of the largest, so that none falls on one of the two before it.
+ * agreement, which each rank reaches only after it has read what it needed of the earlier call. Tiles lie
+ * one behind the other in a ring, from the beginning again where the next would not fit. Their signals go by C channels
+ * in turn, and one waits until the one before it on its channel was taken (tutti/peers.h), that of the tile C before;
+ * who has taken that is done with all tiles before it. So at most C + 1 tiles are not read when one is written, and a
+ * ring has room for C + 3 such tiles. The last two tiles of a call go by one channel: the next call, whose tiles may
+ * have another size, and whose first one comes before its agreement, finds at most two that were not read. A ring has
+ * room for four of the largest, so that none falls on one of these two.
+ *
+ * WHY RANKS RUN AHEAD. A rank that must wait in each chunk for the slowest one pays for every disturbance of every
+ * rank. In a long scatter it goes on with the next chunk instead, and accepts the tiles of this one when it sends
+ * those: the others may be late by the time in which a chunk is made, and nobody waits.
  *
  * WHY A RING IS LARGER THAN THAT. Between cores that share a cache ordinary stores are quickest, but only to lines that
  * have left the caches of the core that has read them: so a rank's rings are twice as large as the second cache of
@@ -36,7 +43,7 @@
 #define TU_FUSED_TILES 4                  /* that a ring has room for at least */
 #define TU_FUSED_RINGS ((size_t)2 << 20)  /* bytes of all rings of a rank */
 #define TU_FUSED_SHORT ((size_t)16 << 10) /* blocks that are copied by ordinary stores in any case */
-#define TU_FUSED_CHANNEL 0                /* of the signals that announce tiles */
+#define TU_FUSED_CHANNELS 61              /* of the signals that announce tiles, at most */
 #define TU_FUSED_ALIGN 128u               /* of parts in a half, and of tiles */
 #define TU_FUSED_TEXT 200                 /* characters of a call in words */
 
@@ -127,6 +134,8 @@ size_t tu_fused_ring_for(const tu_fused *state, size_t block_bytes, size_t tile_
 /* Where the index-th tile from now on lies in a ring, and that place in `rank`'s ring for `from`, as mapped here. */
 size_t tu_fused_tile_place(const tu_fused *state, size_t tile_bytes, uint64_t index);
 char *tu_fused_ring(const tu_fused *state, int rank, int from, size_t place);
+/* How many channels the signals of such tiles use in turn. */
+int tu_fused_channels(const tu_fused *state, size_t tile_bytes);
 
 /* This rank cannot take part at all, for the thread's error: tells the others, whose call fails like this one. From
  * within a callback nobody is told: the others have begun no such call that could be told apart from the one under way.

@@ -37,6 +37,27 @@ TEST(a_tile_never_lies_on_one_of_the_two_before_it) {
     }
 }
 
+/* As many tiles as there are channels, and one more, may not have been read yet. */
+TEST(a_tile_never_lies_on_one_that_may_not_have_been_read) {
+    uint64_t random = 5;
+    for (int run = 0; run < 400; run++) {
+        tu_fused state = { .size = 2 };
+        size_t most = 1 + values_random(&random) % 4000, each = 1 + values_random(&random) % most;
+        state.ring_bytes = tu_fused_ring_for(&state, run % 2 == 0 ? most : (size_t)1 << 20, most);
+        state.ring_at = values_random(&random) % (state.ring_bytes / TU_FUSED_ALIGN + 1) * TU_FUSED_ALIGN;
+        int channels = tu_fused_channels(&state, each);
+        CHECK(channels >= 1 && channels <= TU_FUSED_CHANNELS);
+        for (uint64_t i = 0; i < 200; i++)
+            for (uint64_t back = 1; back <= (uint64_t)channels + 1 && back <= i; back++)
+                CHECK(!meet(tu_fused_tile_place(&state, each, i), each, tu_fused_tile_place(&state, each, i - back),
+                            each));
+    }
+    tu_fused state = { .size = 2, .ring_bytes = 4 * 128 };
+    CHECK_EQ(tu_fused_channels(&state, 128), 1);
+    state.ring_bytes = (size_t)2 << 20;
+    CHECK_EQ(tu_fused_channels(&state, (size_t)1 << 17), 13);
+}
+
 TEST(rings_are_larger_than_a_cache_only_where_blocks_are_worth_it) {
     tu_fused two = { .size = 2 }, five = { .size = 5 };
     CHECK_EQ(tu_fused_ring_for(&two, 100, 100), 4 * 128);
@@ -70,6 +91,41 @@ static void many_calls(tutti_world *world, void *argument) {
         CHECK(tt_equal(first, expected) && tt_equal(second, expected));
         CHECK_OK(tt_scope_close(&scope));
     }
+}
+
+/* Blocks of several chunks, in which ranks run ahead of each other: the last chunk has many tiles, one, or one row of
+ * one. A short call, whose tiles are smaller, follows each. */
+static void long_calls(tutti_world *world, void *argument) {
+    static const int64_t rests[] = { 0, 1, 32, 33, 64, 200 };
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
+    for (int call = 0; call < *(const int *)argument; call++) {
+        tt_scope scope = tt_scope_open();
+        int64_t rows = 1024 + rests[call % 6];
+        tt_tensor *left = whole(tt_shape(ranks * rows, 2), TUTTI_F32, rank + call),
+                  *right = whole(tt_shape(2, 1024), TUTTI_F32, call), *few = tt_narrow(left, 0, 0, ranks * 3);
+        tt_tensor *expected = tt_reduce_scatter(tt_matmul(left, right), TUTTI_SUM, 0, group),
+                  *expected_few = tt_reduce_scatter(tt_matmul(few, right), TUTTI_SUM, 0, group);
+        if (call % ranks == rank)
+            usleep(500);
+        tt_tensor *scattered = tt_fused_matmul_reduce_scatter(left, right, TUTTI_SUM, 0, group),
+                  *scattered_few = tt_fused_matmul_reduce_scatter(few, right, TUTTI_SUM, 0, group);
+        CHECK(tt_equal(scattered, expected) && tt_equal(scattered_few, expected_few));
+        CHECK_OK(tt_scope_close(&scope));
+    }
+}
+
+TEST_LIMIT(long_scatters_in_which_ranks_run_ahead_arrive_whole, 120) {
+    int calls = test_sanitized() ? 6 : 12;
+    CHECK_EQ(setenv("TUTTI_THREADS", "1", 1), 0);
+    test_threads(2, long_calls, &calls);
+    test_threads(3, long_calls, &calls);
+}
+
+TEST_LIMIT(long_scatters_of_processes_in_which_ranks_run_ahead_arrive_whole, 120) {
+    int calls = 6;
+    CHECK_EQ(setenv("TUTTI_THREADS", "1", 1), 0);
+    test_processes(4, long_calls, &calls);
 }
 
 static char path[64];
