@@ -198,7 +198,9 @@ static tutti_status calls(tutti_world *world, tutti_group *group) {
     tt_scope scope = tt_scope_open();
     tt_tensor *right = whole(tt_shape(8, 6), TUTTI_F32, 1), *x = whole(tt_shape(6 * 600, 8), TUTTI_F32, rank),
               *wide = tt_cat(tt_tensors(right, right, right, right, right, right, right, right, right, right), 1),
-              *placed = symmetric(world, x);
+              *placed = symmetric(world, x), *many = whole(tt_shape(6 * 512, 1), TUTTI_F32, rank),
+              *row = whole(tt_shape(1, 2048), TUTTI_F32, 1);
+    tt_fused_matmul_reduce_scatter(many, row, TUTTI_SUM, 0, group); /* of several chunks: ranks run ahead */
     for (int round = 0; round < 3; round++) {
         tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL);
         tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group);
