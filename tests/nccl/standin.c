@@ -609,6 +609,11 @@ TEST_STANDIN(a_window_behind_which_peers_are_not_is_no_window) {
     refuse(world, "not its block");
 }
 
+TEST_STANDIN(a_window_in_which_every_address_leads_home_is_no_window) {
+    set("window", 3);
+    refuse(world, "not its block");
+}
+
 /* ---- communicators of the program's ---- */
 
 static ncclComm_t bring(tutti_group *group) {

@@ -73,6 +73,33 @@ static void carve_alone(tutti_world *world, void *argument) {
     tutti_memory_release(second);
 }
 
+/* A gap that is too small stays, and what lies behind it stays whole. */
+static void carve_behind_a_gap(tutti_world *world, void *argument) {
+    (void)argument;
+    static unsigned char bytes[40000];
+    tutti_memory *first, *second, *third, *small;
+    open_backend(world);
+    CHECK_OK(tutti_memory_alloc(world, 10000, &on_gpu, &first));
+    CHECK_OK(tutti_memory_alloc(world, 10000, &on_gpu, &second));
+    char *gap = tutti_memory_data(first), *kept = tutti_memory_data(second);
+    tutti_memory_release(first);
+    CHECK_OK(tutti_memory_alloc(world, sizeof bytes, &on_gpu, &third));
+    char *behind = tutti_memory_data(third);
+    CHECK(behind >= kept + 10000 || behind + sizeof bytes <= kept);
+    CHECK_OK(tutti_memory_alloc(world, 4096, &on_gpu, &small));
+    CHECK((char *)tutti_memory_data(small) == gap);
+    use(third, tutti_world_group(world));
+    use(small, tutti_world_group(world));
+    tutti_memory_release(second);
+    tutti_memory_release(third);
+    tutti_memory_release(small);
+}
+
+TEST(a_block_that_is_too_large_for_a_gap_goes_behind_what_follows_it) {
+    need();
+    test_processes(2, carve_behind_a_gap, NULL);
+}
+
 TEST(blocks_are_carved_and_freed_by_each_rank_alone_and_meet_at_any_offset) {
     need();
     test_processes(backends_ranks(), carve_alone, NULL);

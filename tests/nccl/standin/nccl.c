@@ -7,7 +7,8 @@
  * standin_nccl_set(what, value) makes it behave as NCCL may:
  *     "version"   what ncclGetVersion says
  *     "lsa"       1: all ranks are one domain; 0: each is one of its own
- *     "window"    1: windows are real; 0: success and a null window; 2: a window for this rank alone
+ *     "window"    1: windows are real; 0: success and a null window; 2: a window for this rank alone;
+ *                 3: one in which every address is this rank's own
  *     "stuck"     1: collectives stay in the stream until an abort (standin_cuda_hold)
  *     "inside"    1: the next collective stays inside of its call until an abort or a revocation
  *                 2: until it is stopped on this rank; then it says that all went well, as one just through
@@ -654,8 +655,8 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *address, size_t bytes
     *made = (host_window){ .bytes = rounded(bytes), .size = all->size, .rank = comm->rank };
     bool good = driver.cuMemAddressReserve(&made->base, STRIDE * (size_t)all->size, 0, 0, 0) == CUDA_SUCCESS;
     for (int i = 0; i < all->size && good; i++)
-        if (window_kind == 1 || (window_kind == 2 && i == comm->rank))
-            good = map_member(made, i, all->addresses[i]);
+        if (window_kind != 2 || i == comm->rank)
+            good = window_kind == 0 || map_member(made, i, all->addresses[window_kind == 3 ? comm->rank : i]);
     good = meet(all) && good;
     if (!good || window_kind == 0) {
         free_window(made);

@@ -197,7 +197,7 @@ void *nvshmem_malloc(size_t bytes) {
     if (bytes > HEAP - used || (is("full") && me == 1) || (is("small") && me == 1 && used > 0))
         return NULL;
     used += bytes;
-    return heap + used - bytes;
+    return memset(heap + used - bytes, 0xa5, bytes); /* nobody promised zeros */
 }
 
 API void *nvshmem_ptr(const void *here, int pe);
