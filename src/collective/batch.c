@@ -146,7 +146,8 @@ static tutti_status keep_tiles(tu_tiles *tiles) {
     tu_tile *kept = malloc(bytes);
     if (kept == NULL)
         return tu_error_memory("the tiles of a batch", bytes);
-    tiles->list = memcpy(kept, tiles->list, bytes);
+    memcpy(kept, tiles->list, bytes);
+    tiles->list = kept;
     return TUTTI_OK;
 }
 
