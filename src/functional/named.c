@@ -62,7 +62,7 @@ typedef tutti_status reduce_in_place(tutti_group *group, void *data, size_t coun
 
 static tutti_status start_into(const tu_call *call, reduce_into *reduce, const tt_tensor *x, tt_tensor *out,
                                tutti_reduction reduction, tutti_group *group) {
-    tu_flight_plan plan = { call->entry->name, group, .writes = out, .reads = x };
+    tu_flight_plan plan = { call->entry->name, group, .writes = out, .reads = x, .nothing = x->numel == 0 };
     tutti_status status = must_be_symmetric(call, "input", x, group);
     if (status != TUTTI_OK || is_faked(group, out, x))
         return status;
@@ -73,7 +73,7 @@ static tutti_status start_into(const tu_call *call, reduce_into *reduce, const t
 
 static tutti_status start_in_place(const tu_call *call, reduce_in_place *reduce, tt_tensor *x,
                                    tutti_reduction reduction, tutti_group *group) {
-    tu_flight_plan plan = { call->entry->name, group, .writes = x };
+    tu_flight_plan plan = { call->entry->name, group, .writes = x, .nothing = x->numel == 0 };
     tutti_status status = must_be_symmetric(call, "input", x, group);
     if (status != TUTTI_OK || tu_group_is_fake(group))
         return status;
@@ -159,7 +159,8 @@ static tutti_status check_buffer(const tu_call *call, const tt_tensor *buffer, c
 
 static tutti_status start_copy(const tu_call *call, tt_tensor *buffer, const tt_tensor *x, tt_tensor *out,
                                tutti_reduction reduction, tutti_group *group) {
-    tu_flight_plan plan = { call->entry->name, group, .writes = out, .reads = x, .also_writes = buffer };
+    tu_flight_plan plan = { call->entry->name,       group, .writes = out, .reads = x, .also_writes = buffer,
+                            .nothing = x->numel == 0 };
     tutti_status status = must_be_symmetric(call, "the buffer", buffer, group);
     if (status != TUTTI_OK || is_faked(group, out, x))
         return status;
@@ -223,7 +224,7 @@ tutti_status tu_multimem_one_shot_reduce_out_everywhere(tu_call *call) {
     const tu_multimem_one_shot_reduce_out_attributes *attributes = call->attributes;
     const tt_tensor *x = call->inputs[1];
     tt_tensor *out = is_root(attributes->group, attributes->root) ? call->inputs[0] : NULL;
-    tu_flight_plan plan = { call->entry->name, attributes->group, .writes = out, .reads = x };
+    tu_flight_plan plan = { call->entry->name, attributes->group, .writes = out, .reads = x, .nothing = x->numel == 0 };
     tutti_status status = must_be_symmetric(call, "input", x, attributes->group);
     if (status != TUTTI_OK || (tu_group_is_fake(attributes->group) && out == NULL) ||
         (out != NULL && is_faked(attributes->group, out, x)))
@@ -266,7 +267,7 @@ tutti_status tu_multimem_all_gather_out_shape(tu_call *call) {
 tutti_status tu_multimem_all_gather_out_everywhere(tu_call *call) {
     const tu_multimem_all_gather_out_attributes *attributes = call->attributes;
     const tt_tensor *out = call->inputs[0], *x = call->inputs[1];
-    tu_flight_plan plan = { call->entry->name, attributes->group, .writes = out, .reads = x };
+    tu_flight_plan plan = { call->entry->name, attributes->group, .writes = out, .reads = x, .nothing = x->numel == 0 };
     tutti_status status = must_be_symmetric(call, "output", out, attributes->group);
     if (status != TUTTI_OK || tu_fake_gather(attributes->group, out, x))
         return status;

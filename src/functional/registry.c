@@ -493,7 +493,7 @@ tutti_call *tu_flight_call(tu_flight_plan *plan) {
     } else {
         plan->call.batch = tu_self()->batch;
     }
-    if (plan->call.batch == NULL)
+    if (plan->call.batch == NULL && !plan->nothing)
         plan->call.work = &plan->work;
     return &plan->call;
 }

@@ -35,6 +35,7 @@ typedef struct tu_flight_plan {
     tt_tensor *lands;       /* where the work writes the ranks' parts, one after the other; whoever finishes it puts */
     int dim;                /* them side by side along this dimension of `writes`, whose shape it keeps */
     const tt_tensor *also_writes, *also_reads;
+    bool nothing;    /* the call is over when it returns, because it moves nothing: there is no work to register */
     tutti_call call; /* tu_flight_call fills these three */
     tutti_work *work;
     const struct tu_device *device; /* where it is enqueued; NULL: memory of the host */
