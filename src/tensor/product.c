@@ -253,11 +253,14 @@ static bool wants_rows(const product *whole) {
     return whole->epilogue != NULL || (whole->depth > TU_PRODUCT_DEPTH && whole->columns <= whole->rows);
 }
 
-/* Whole rows of a block's result fill its share of the cache, and every thread has as many blocks. */
+/* Whole rows of a block's result fill its share of the cache, and every thread has as many blocks, each of at least a
+ * tile. */
 static int64_t blocks_of(const product *whole) {
     int64_t rows = RESULT / (whole->columns * whole->element), threads = tu_process_compute_threads();
     rows = rows < 96 ? 96 : rows > TU_PRODUCT_DEPTH ? TU_PRODUCT_DEPTH : rows;
-    return (whole->rows + rows * threads - 1) / (rows * threads) * threads;
+    int64_t blocks = (whole->rows + rows * threads - 1) / (rows * threads) * threads;
+    int64_t tiles = whole->rows / whole->kernels->tile_rows;
+    return blocks < tiles ? blocks : tiles;
 }
 
 static bool multiply_by_rows(const product *whole, bool add) {
