@@ -2,7 +2,7 @@
  *
  * A product that the ranks of a group make together, in one kernel on each rank's device: it reads the others' shards
  * where they lie, or hands tiles of the result to the ranks that own them, which add them. The device's side is
- * `together` of tensor/device.h; who calls it is fused/together.c.
+ * `together` of tensor/device.h; who calls it is fused/device.c.
  */
 #ifndef TU_TENSOR_TOGETHER_H
 #define TU_TENSOR_TOGETHER_H
