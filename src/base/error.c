@@ -84,10 +84,36 @@ tutti_status tutti_error_detail(tutti_error_info *info) {
     return TUTTI_OK;
 }
 
+/* Ends a text that did not fit into its room after a whole word. */
+static void end_after_word(char *text, size_t bytes) {
+    static const char more[] = " …";
+    if (bytes <= sizeof more)
+        return;
+    size_t end = bytes - sizeof more;
+    while (end > 0 && text[end] != ' ')
+        end--;
+    if (end == 0) /* one long word: between two characters of it */
+        for (end = bytes - sizeof more; end > 0 && ((unsigned char)text[end] & 0xc0) == 0x80;)
+            end--;
+    memcpy(text + end, more, sizeof more);
+}
+
+void tu_error_shorten(char *to, size_t bytes, const char *message) {
+    if (snprintf(to, bytes, "%s", message) >= (int)bytes)
+        end_after_word(to, bytes);
+}
+
+static void format_message(char *to, size_t bytes, const char *format, va_list arguments) TUTTI_PRINTF(3, 0);
+static void format_message(char *to, size_t bytes, const char *format, va_list arguments) {
+    if (vsnprintf(to, bytes, format, arguments) >= (int)bytes)
+        end_after_word(to, bytes);
+}
+
 static void append(const char *format, va_list arguments) TUTTI_PRINTF(1, 0);
 static void append(const char *format, va_list arguments) {
-    size_t used = strlen(last.message);
-    vsnprintf(last.message + used, sizeof last.message - used, format, arguments);
+    size_t used = strlen(last.message), room = sizeof last.message - used;
+    if (vsnprintf(last.message + used, room, format, arguments) >= (int)room)
+        end_after_word(last.message, sizeof last.message);
 }
 
 static void start(tutti_status status) {
@@ -100,7 +126,7 @@ tutti_status tu_error(tutti_status status, const char *format, ...) {
     char message[sizeof last.message];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
+    format_message(message, sizeof message, format, arguments);
     va_end(arguments);
     start(status);
     memcpy(last.message, message, sizeof message);
@@ -138,7 +164,7 @@ tutti_status tu_error_system(int error_number, const char *format, ...) {
     char message[sizeof last.message];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(message, sizeof message, format, arguments);
+    format_message(message, sizeof message, format, arguments);
     va_end(arguments);
     char text[128];
     tutti_status status =

@@ -36,6 +36,9 @@ void tu_error_at_fault(int rank);
 /* Appends to the message just set. */
 TU_SHARED void tu_error_append(const char *format, ...) TUTTI_PRINTF(1, 2);
 
+/* A message where there is less room: as many of its words as fit, and " …" where that is not all. */
+TU_SHARED void tu_error_shorten(char *to, size_t bytes, const char *message);
+
 /* Moving an error between threads: a work's error goes to the thread that waits for it. */
 TU_SHARED void tu_error_save(tutti_error_copy *copy);                  /* of the calling thread; sets the size */
 TU_SHARED tutti_status tu_error_restore(const tutti_error_copy *copy); /* into the calling thread; returns its status */

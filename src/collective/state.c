@@ -204,7 +204,7 @@ static tutti_status share_piece(tu_collective *state, tu_task *task, const char 
     tutti_status mine_status = tu_piece_alloc(job, purpose, bytes, 4096, -1, piece);
     if (mine_status != TUTTI_OK) {
         mine.status = mine_status;
-        snprintf(mine.message, sizeof mine.message, "%s", tutti_error_message());
+        tu_error_shorten(mine.message, sizeof mine.message, tutti_error_message());
         tu_error_restore(&before);
     }
     tutti_status status =

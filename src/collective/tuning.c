@@ -172,9 +172,7 @@ static tutti_status read_rows(FILE *file, const char *path, tu_tuning *tuning) {
         bool is_row;
         status = read_line(line, tuning, &row, &is_row);
         if (status != TUTTI_OK) {
-            char why[256];
-            snprintf(why, sizeof why, "%s", tutti_error_message());
-            status = tu_error(status, "tuning file %s, line %d: %s", path, number, why);
+            status = tu_error(status, "tuning file %s, line %d: %s", path, number, tutti_error_message());
         } else if (is_row) {
             tu_tuning_row *more = realloc(rows, (size_t)(tuning->count + 1) * sizeof *rows);
             if (more == NULL)

@@ -323,7 +323,7 @@ tutti_status tu_fused_publish(tu_fused *state, const tu_fused_signature *signatu
     if (status == TUTTI_OK)
         memcpy(own->text, signature->text, sizeof own->text);
     else
-        snprintf(own->text, sizeof own->text, "%.*s", (int)sizeof own->text - 1, tutti_error_message());
+        tu_error_shorten(own->text, sizeof own->text, tutti_error_message());
     tutti_call call = TUTTI_CALL_INIT;
     state->work = NULL;
     call.work = &state->work;

@@ -66,7 +66,7 @@ static tutti_status add_segment(tu_job_list *list, int pid, const char *descript
     char whose[64];
     snprintf(whose, sizeof whose, "the job segment of pid %d", pid);
     if (tu_page_check(address, bytes, whose) != TUTTI_OK) {
-        snprintf(list->skipped, sizeof list->skipped, "%s", tutti_error_message());
+        tu_error_shorten(list->skipped, sizeof list->skipped, tutti_error_message());
         goto unmap;
     }
     int size = ((const tu_page *)address)->size;

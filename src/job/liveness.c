@@ -115,22 +115,12 @@ static bool depart(tu_job *job, int rank, tu_rank_state state) {
     return true;
 }
 
-/* As much of the text as there is room for; one that is cut ends with "…", and not inside a letter. */
-static void note_why(char why[TU_WHY_BYTES], const char *text) {
-    if (snprintf(why, TU_WHY_BYTES, "%s", text) < TU_WHY_BYTES)
-        return;
-    size_t end = TU_WHY_BYTES - sizeof "…";
-    while (end > 0 && ((unsigned char)why[end] & 0xc0) == 0x80)
-        end--;
-    memcpy(why + end, "…", sizeof "…");
-}
-
 void tu_depart(tu_job *job, tu_rank_state state, const char *why) {
     tu_rank_state before = tu_rank_state_of(job, job->rank);
     if (before == TU_RANK_CLOSED || before == TU_RANK_DEAD)
         return; /* the first word stands */
     if (why != NULL)
-        note_why(job->slot->why, why);
+        tu_error_shorten(job->slot->why, TU_WHY_BYTES, why);
     depart(job, job->rank, state);
 }
 

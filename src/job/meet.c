@@ -520,7 +520,7 @@ void tu_meet_give_up(tu_opening *opening) {
     failure.failed = (int32_t)copy.info.status;
     failure.by = opening->mine.world_rank;
     failure.house = 0;
-    snprintf(failure.text, sizeof failure.text, "%.*s", (int)sizeof failure.text - 1, copy.message);
+    tu_error_shorten(failure.text, sizeof failure.text, copy.message);
     failure.bytes = (uint32_t)(RECORD_BYTES + strlen(failure.text) + 1);
     int64_t before = tutti_store_timeout(store);
     bool hurried = tutti_store_set_timeout(store, LAST_WORDS) == TUTTI_OK;

@@ -411,8 +411,8 @@ static void give_up(tu_opening *opening) {
     tutti_error_copy copy;
     tu_error_save(&copy);
     if (job != NULL && job->slot != NULL) {
-        char why[TU_WHY_BYTES];
-        snprintf(why, sizeof why, "failed to open: %.150s", copy.message);
+        char why[TU_WHY_BYTES + 64]; /* shortened by who keeps it */
+        snprintf(why, sizeof why, "failed to open: %.*s", TU_WHY_BYTES, copy.message);
         tu_depart(job, TU_RANK_DEAD, why);
     }
     if (job != NULL && opening->threads)

@@ -66,7 +66,7 @@ static tutti_status exchange(joint *joint, const char *purpose, tutti_status own
                             .together = own == TUTTI_OK && joint->entry->table.join != NULL };
     snprintf(record.name, sizeof record.name, "%s", joint->name);
     if (own != TUTTI_OK)
-        snprintf(record.message, sizeof record.message, "%s", tutti_error_message());
+        tu_error_shorten(record.message, sizeof record.message, tutti_error_message());
     return tu_group_exchange_descriptors(joint->group, &joint->info, purpose, &record, sizeof record, -1,
                                          joint->deadline, joint->records, NULL);
 }

@@ -308,12 +308,10 @@ static tutti_status find_part(tutti_world *world, const tu_network_part **part) 
     tutti_status status = tu_backend_open(world, "ucx", &backend, &state);
     if (status == TUTTI_OK && backend->network == NULL)
         status = tu_error(TUTTI_ERROR_BACKEND, "plug-in tutti-ucx has no messages to other hosts: is it an older one?");
-    if (status == TUTTI_ERROR_NOT_FOUND) {
-        char why[1024];
-        snprintf(why, sizeof why, "%.1000s", tutti_error_message());
+    if (status == TUTTI_ERROR_NOT_FOUND)
         return tu_error(TUTTI_ERROR_UNSUPPORTED,
-                        "groups whose ranks are on several hosts need the plug-in tutti-ucx: %s", why);
-    }
+                        "groups whose ranks are on several hosts need the plug-in tutti-ucx: %s",
+                        tutti_error_message());
     if (status == TUTTI_OK)
         *part = backend->network;
     return status;

@@ -131,7 +131,7 @@ static void unmake_peers(tutti_peers *peers) {
 static void note_status(int32_t *status, char message[256], tutti_status own) {
     *status = (int32_t)own;
     if (own != TUTTI_OK)
-        snprintf(message, 256, "%.255s", tutti_error_message());
+        tu_error_shorten(message, 256, tutti_error_message());
 }
 
 /* Compares what the members tell of their own progress. The first that failed fails all, each with that status; its own

@@ -99,10 +99,8 @@ tutti_status tu_device_get(tutti_device number, tu_device **found) {
     pthread_mutex_unlock(&devices->lock);
     if (status == TUTTI_OK || status == TUTTI_ERROR_MEMORY)
         return status;
-    char cause[1024];
-    snprintf(cause, sizeof cause, "%s", tutti_error_message());
     return tu_error(TUTTI_ERROR_UNSUPPORTED, "there are no tensors on the device %s: %s", tutti_device_name(number),
-                    cause);
+                    tutti_error_message());
 }
 
 tu_device *tu_device_of(const tt_tensor *x) {

@@ -34,7 +34,7 @@ void tu_agreement_describe(tu_agreement *mine, const char *name, const char *tag
 
 void tu_agreement_refuse(tu_agreement *mine, tutti_status status) {
     mine->status = (int32_t)status;
-    snprintf(mine->text, sizeof mine->text, "%.*s", (int)sizeof mine->text - 1, tutti_error_message());
+    tu_error_shorten(mine->text, sizeof mine->text, tutti_error_message());
 }
 
 /* Compares what all sent. *exists: all members have it already. `ranks` are for messages. */

@@ -103,7 +103,7 @@ static void look_at_groups(tu_events *events) {
         tutti_event event = { .size = sizeof event, .kind = TUTTI_EVENT_GROUP_ENDED, .status = status };
         event.rank = group->ranks[group->page->cause.origin];
         snprintf(event.group, sizeof event.group, "%s", group->name);
-        snprintf(event.text, sizeof event.text, "%.*s", (int)sizeof event.text - 1, tutti_error_message());
+        tu_error_shorten(event.text, sizeof event.text, tutti_error_message());
         tutti_group_release(group);
         append(events, &event, -1);
     }

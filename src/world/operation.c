@@ -101,7 +101,7 @@ static bool end_group(tutti_group *group, const tu_operation_info *info) {
              info != NULL ? tu_operation_name((tu_operation)info->operation) : error.info.operation);
     cause->at_fault_count = error.info.at_fault_count;
     memcpy(cause->at_fault, error.info.at_fault, sizeof cause->at_fault);
-    snprintf(cause->message, sizeof cause->message, "%.*s", (int)sizeof cause->message - 1, error.message);
+    tu_error_shorten(cause->message, sizeof cause->message, error.message);
     /* Pairs with the acquire loads in told() and in waits. */
     atomic_store_explicit(&group->page->state, mine | TU_GROUP_TOLD, memory_order_release);
     tu_group_pass_on(group, cause);

@@ -91,7 +91,7 @@ static void arrive(tutti_group *group, const tu_vote *vote) {
     atomic_store_explicit(&mine->kind, vote->kind, memory_order_relaxed);
     atomic_store_explicit(&mine->yes, vote->yes, memory_order_relaxed);
     atomic_store_explicit(&mine->status, (int32_t)vote->status, memory_order_relaxed);
-    snprintf(mine->text, sizeof mine->text, "%s", vote->text != NULL ? vote->text : "");
+    tu_error_shorten(mine->text, sizeof mine->text, vote->text != NULL ? vote->text : "");
     atomic_store_explicit(&slot_of(group, group->rank)->arrived, vote->attempt,
                           memory_order_release); /* pairs with has_arrived */
     ring(group, vote);

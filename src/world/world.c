@@ -397,8 +397,8 @@ tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **ou
 
 unclaim_world:
     if (world->job != NULL) { /* the others have met this rank: it did not close, it failed */
-        char why[192];
-        snprintf(why, sizeof why, "failed to open its world: %.150s", tutti_error_message());
+        char why[256];        /* shortened by who keeps it */
+        snprintf(why, sizeof why, "failed to open its world: %.220s", tutti_error_message());
         tu_job_mark_dead(world->job, why);
     }
     drop_groups(world);

@@ -27,6 +27,28 @@ TEST(the_old_message_may_be_an_argument_of_the_new_one) {
     CHECK_TEXT(tutti_error_message(), "outer: inner");
 }
 
+TEST(a_message_that_does_not_fit_ends_after_a_word_and_says_so) {
+    char text[24];
+    tu_error_shorten(text, sizeof text, "rank 2 died in a barrier"); /* 24 letters, and the zero byte */
+    CHECK_TEXT(text, "rank 2 died in a …");
+    tu_error_shorten(text, sizeof text, "rank 2 died in barrier"); /* fits */
+    CHECK_TEXT(text, "rank 2 died in barrier");
+    tu_error_shorten(text, sizeof text, "ääääääääääääääääääääää"); /* no word ends, but letters do */
+    CHECK_TEXT(text, "äääääääää …");
+    char word[] = "word ", longer[3 * TUTTI_ERROR_MESSAGE] = "";
+    for (size_t at = 0; at + sizeof word < sizeof longer; at += sizeof word - 1)
+        memcpy(longer + at, word, sizeof word);
+    tu_error(TUTTI_ERROR_STATE, "%s", longer);
+    size_t length = strlen(tutti_error_message());
+    CHECK(length < TUTTI_ERROR_MESSAGE && length > TUTTI_ERROR_MESSAGE - 16);
+    CHECK_TEXT(tutti_error_message() + length - strlen("word …"), "word …");
+    for (int i = 0; i < 4; i++)
+        tu_error_append(" and more");
+    length = strlen(tutti_error_message());
+    CHECK(length < TUTTI_ERROR_MESSAGE);
+    CHECK_TEXT(tutti_error_message() + length - strlen("…"), "…");
+}
+
 TEST(a_system_error_keeps_its_number_and_chooses_its_status) {
     CHECK_STATUS(tu_error_system(ENOMEM, "mapping %d bytes", 3), TUTTI_ERROR_MEMORY);
     CHECK_MESSAGE("mapping 3 bytes: Cannot allocate memory");
