@@ -65,7 +65,7 @@ typedef struct tutti_call {
                            call returns */
     tutti_received *received; /* of a receive: filled when it is complete */
     tutti_work **work;        /* not NULL: the call only starts the operation and stores one reference here */
-    tutti_batch *batch;       /* not NULL: the call is only noted, and runs with tutti_batch_end */
+    tutti_batch *batch;       /* not NULL: the call is only noted, and runs with tutti_batch_end; `work` must be NULL */
     const char *executor; /* who runs it, the same on all ranks: "shm", "cuda" …; NULL: the first that serves it. One
                              that is not there is an error that lists those that are */
     tutti_device device;  /* where the buffers lie, so that nobody has to find out; 0: it is found out */

@@ -151,14 +151,17 @@ static tutti_status keep_tiles(tu_tiles *tiles) {
     return TUTTI_OK;
 }
 
-tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_call *call) {
-    const char *name = task->row->name;
-    if (batch->group != task->group)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the batch belongs to group %s, the call to group %s", name,
-                        batch->group->name, task->group->name);
-    if (call->work != NULL)
+tutti_status tu_batch_check(const char *name, const tutti_call *call) {
+    if (call->batch != NULL && call->work != NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "%s: a call in a batch has no work of its own; give one to tutti_batch_end", name);
+    return TUTTI_OK;
+}
+
+tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task) {
+    if (batch->group != task->group)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the batch belongs to group %s, the call to group %s",
+                        task->row->name, batch->group->name, task->group->name);
     tu_task *place = tu_batch_place(batch);
     if (place == NULL)
         return TUTTI_ERROR_MEMORY;

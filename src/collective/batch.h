@@ -10,8 +10,10 @@
 
 /* Where the next task goes, for those who make it there; it counts once it is noted. NULL: no memory, with an error. */
 tu_task *tu_batch_place(tutti_batch *batch);
+/* Refuses a call that is to be noted and to start a work, whoever would run it. */
+tutti_status tu_batch_check(const char *name, const tutti_call *call);
 /* Notes a checked task, which may lie in its place already. */
-tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task, const tutti_call *call);
+tutti_status tu_batch_note(tutti_batch *batch, const tu_task *task);
 /* Where the next `count` short messages of the group go; they count once they are noted. NULL: they have to be noted as
  * tasks. */
 tu_short *tu_batch_short_places(tutti_batch *batch, const tutti_group *group, int count);

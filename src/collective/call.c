@@ -27,10 +27,12 @@ tutti_status tu_submit_checked(tu_task *task, const tutti_call *call) {
         status = tu_executor_choose(task, call);
     if (status == TUTTI_OK && task->executor->check != NULL)
         status = task->executor->check(task);
+    if (status == TUTTI_OK && call->batch != NULL)
+        status = tu_batch_check(task->row->name, call);
     if (status != TUTTI_OK)
         return status;
     if (call->batch != NULL && !task->executor->enqueues)
-        return tu_batch_note(call->batch, task, call);
+        return tu_batch_note(call->batch, task);
     return call->work != NULL ? tu_work_start(task, call->work) : tu_task_run(task);
 }
 
@@ -64,6 +66,8 @@ tutti_status tu_submit(tu_task *task, const tutti_call *call) {
 tutti_status tu_submit_nothing(tutti_group *group, const tutti_call *call) {
     tutti_call full = TUTTI_CALL_INIT;
     tutti_status status = call == NULL ? TUTTI_OK : tu_options_copy("tutti_call", call, &full, sizeof full);
+    if (status == TUTTI_OK)
+        status = tu_batch_check("a call that moves nothing", &full);
     if (status != TUTTI_OK || full.work == NULL || group == TUTTI_NON_GROUP_MEMBER)
         return status;
     tutti_batch *nothing;

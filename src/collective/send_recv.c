@@ -5,6 +5,7 @@
  */
 #include <string.h>
 
+#include "collective/batch.h"
 #include "collective/packet.h"
 #include "collective/short.h"
 
@@ -32,11 +33,14 @@ typedef struct exchange {
 static tutti_status note(const exchange *this, tutti_batch *batch) {
     const tutti_call *call = this->call;
     tutti_call sending = { .size = sizeof sending,
+                           .timeout_ns = call->timeout_ns,
+                           .algorithm = call->algorithm,
                            .batch = batch,
                            .executor = call->executor,
                            .device = call->device,
                            .strided_in = call->strided_in };
     tutti_call receiving = { .size = sizeof receiving,
+                             .timeout_ns = call->timeout_ns,
                              .batch = batch,
                              .executor = call->executor,
                              .device = call->device,
@@ -80,8 +84,14 @@ static __attribute__((noinline)) tutti_status exchange_any(tutti_group *group, c
     tutti_status status = tu_world_check(group->world);
     if (status == TUTTI_OK)
         status = tu_options_copy("tutti_call", call, &full, sizeof full);
+    if (status == TUTTI_OK && full.timeout_ns < 0)
+        status =
+            tu_error(TUTTI_ERROR_ARGUMENT, "send_recv: timeout_ns is %lld; it must be positive, or 0 for the group's",
+                     (long long)full.timeout_ns);
     if (status == TUTTI_OK)
         status = check_overlap(&this);
+    if (status == TUTTI_OK)
+        status = tu_batch_check("send_recv", &full);
     if (status != TUTTI_OK)
         return status;
     if (full.batch != NULL)

@@ -331,3 +331,27 @@ TEST_WORLD(to_and_from_nobody_nothing_moves, 2) {
     CHECK_STATUS(tutti_send_recv(NULL, &in, 1, 0, &out, 1, 0, TUTTI_I32, 0, NULL), TUTTI_ERROR_ARGUMENT);
     CHECK_OK(tutti_barrier(group, NULL)); /* none of this ended anything */
 }
+
+TEST_WORLD(a_call_that_is_noted_in_a_batch_has_no_work, 2) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_world_rank(world), in = rank, out = 0;
+    tutti_batch *batch;
+    tutti_work *work = NULL;
+    CHECK_OK(tutti_batch_begin(group, &batch));
+    const tutti_call *both = TUTTI_OPTIONS(tutti_call, .batch = batch, .work = &work);
+    CHECK_STATUS(tutti_send_recv(group, &in, 1, 1 - rank, &out, 1, 1 - rank, TUTTI_I32, 0, both), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("send_recv: a call in a batch has no work of its own");
+    CHECK_STATUS(tutti_send(group, &in, 1, TUTTI_I32, 1 - rank, 0, both), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_send(group, &in, 1, TUTTI_I32, TUTTI_NOBODY, 0, both), TUTTI_ERROR_ARGUMENT);
+    CHECK_STATUS(tutti_all_reduce(group, &in, &out, 1, TUTTI_I32, TUTTI_SUM, both), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("all_reduce: a call in a batch has no work of its own; give one to tutti_batch_end");
+    CHECK(work == NULL);
+    /* What was refused is not noted. */
+    CHECK_OK(tutti_batch_end(batch, NULL));
+    CHECK_EQ(out, 0);
+    CHECK_STATUS(tutti_send_recv(group, &in, 1, 1 - rank, &out, 1, 1 - rank, TUTTI_I32, 0,
+                                 TUTTI_OPTIONS(tutti_call, .timeout_ns = -1)),
+                 TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("send_recv: timeout_ns is -1");
+    CHECK_OK(tutti_barrier(group, NULL));
+}
