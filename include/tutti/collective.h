@@ -105,16 +105,16 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_permute(tutti_group *group, const voi
 #define TUTTI_ANY_TAG (-1)
 
 /* Messages of a pair with the same tag arrive in the order in which they were sent. A send may wait until its receive
- * has begun. Tags are 0 or more. To oneself: start one of the two with a work; a blocking send to oneself that no
- * receive awaits is an error. To TUTTI_NOBODY nothing is sent.
+ * has begun. Tags are 0 or more. To oneself: start one of the two with a work; a blocking send to oneself of more than
+ * 80 bytes that no receive awaits is an error (shorter ones wait for nobody). To TUTTI_NOBODY nothing is sent.
  *
  * Sends and receives of several ranks that wait for each other in a circle are an error too: it is found at once where
  * no other thread of a rank could still come, and ends the group with TUTTI_ERROR_MISMATCH.
  *
  * tutti_call.strided_in and strided_out say how the elements lie when not one after the other; the other side need not
  * do alike. A rank keeps 16384 messages of each other rank that it has not received yet; further sends to it wait.
- * Messages that were never received are told by a warning when the group ends, and in the error of a receive that ran
- * out of time.
+ * Messages that were never received are told in the error of every send and receive that fails on the rank to which
+ * they came, whatever it failed by, and by a warning when a group that did not fail ends.
  *
  * Of device memory: with a named rank and tag, in a group that was used on the device before (tutti_group_prepare). */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_send(tutti_group *group, const void *in, size_t count, tutti_dtype dtype,

@@ -32,8 +32,8 @@ static bool serves_one(const tutti_group *group, const tu_task *task) {
 
 static tutti_status move_to_itself(tu_task *task) {
     if (task->row->in == TU_EXTENT_SPLITS && task->in_counts[0] != task->out_counts[0])
-        return tu_error(TUTTI_ERROR_MISMATCH, "%s: rank 0 sends %zu elements to itself and expects %zu",
-                        task->row->name, task->in_counts[0], task->out_counts[0]);
+        return tu_error(TUTTI_ERROR_MISMATCH, "%s: rank 0 sends %zu element%s to itself and expects %zu",
+                        task->row->name, task->in_counts[0], task->in_counts[0] == 1 ? "" : "s", task->out_counts[0]);
     tu_part part = tu_part_of(task, 0, 0, 0);
     if (part.bytes != 0)
         memmove((unsigned char *)task->out + part.out_offset, (const unsigned char *)task->in + part.in_offset,

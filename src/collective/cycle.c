@@ -125,20 +125,66 @@ static int find_circle(const tu_messages *messages, int *circle, uint64_t *words
     return 0;
 }
 
+#define LOOK_BACK 64 /* entries of a rank's recorder, for what it waits in */
+#define TOLD 4       /* ranks of a circle whose calls are told */
+
+/* What `rank` waits in for `on`, as its recorder has it: a receive rather than a send, where it does both. False: it is
+ * not among the last entries. */
+static bool waits_in(const tutti_group *group, int rank, int on, tu_record_view *found) {
+    const tu_recorder *recorder = tu_job_recorder(group->world->job, group->job_ranks[rank]);
+    tu_record_view views[LOOK_BACK];
+    size_t count = tu_recorder_snapshot(recorder, views, LOOK_BACK);
+    bool any = false;
+    for (size_t i = 0; i < count; i++) {
+        const tu_operation_row *row = tu_operation_row_of(views[i].info.operation);
+        bool is_it = views[i].running && views[i].info.group_key == group->key && row->kind == TU_KIND_MESSAGE &&
+                     views[i].info.root == on;
+        if (!is_it || (any && !tu_receives(row)))
+            continue;
+        *found = views[i];
+        any = true;
+    }
+    return any;
+}
+
+/* Who waits for whom, and in which calls; how many of them are sends and how many receives. */
+static void tell_circle(const tutti_group *group, const int *circle, int length, int *sends, int *receives) {
+    for (int i = 1; i <= length; i++)
+        tu_error_append(" for rank %d%s", circle[i % length], i < length ? ", which waits" : "");
+    for (int i = 0; i < length; i++) {
+        char doing[160];
+        tu_record_view view;
+        if (!waits_in(group, circle[i], circle[(i + 1) % length], &view))
+            continue;
+        bool receive = tu_receives(tu_operation_row_of(view.info.operation));
+        *receives += receive;
+        *sends += !receive;
+        if (i >= TOLD)
+            continue;
+        tu_operation_info_text(&view.info, group->name, doing, sizeof doing);
+        tu_error_append("%s rank %d is in %s", i == 0 ? ":" : ",", circle[i], doing);
+    }
+    if (length > TOLD)
+        tu_error_append(" …");
+}
+
+static const char *advice(int sends, int receives) {
+    if (receives == 0)
+        return "Let one of them receive first, or use tutti_send_recv, a batch or a work";
+    if (sends == 0)
+        return "All of them receive, and no message that has come is what they wait for: compare the ranks and tags of "
+               "sends and receives, or let one of them send first";
+    return "A send of more than 80 bytes waits for a receive of its tag, and no message that has come is what the "
+           "receives wait for: compare the ranks and tags of sends and receives, and their order";
+}
+
 static tutti_status circle_error(const tu_messages *messages, const tu_request *request, const int *circle,
                                  int length) {
     tutti_group *group = messages->state->group;
-    char text[512];
-    size_t used = (size_t)snprintf(text, sizeof text, "rank %d waits", circle[0]);
-    for (int i = 1; i <= length && used < sizeof text; i++)
-        used += (size_t)snprintf(text + used, sizeof text - used, " for rank %d%s", circle[i % length],
-                                 i < length ? ", which waits" : "");
-    char doing[160];
-    tu_operation_info_text(&request->task->info, group->name, doing, sizeof doing);
-    tu_error(TUTTI_ERROR_MISMATCH,
-             "sends and receives wait for each other in a circle: %s; this is %s. Nobody can go on. Let one of them "
-             "receive first, or use tutti_send_recv, a batch or a work",
-             text, doing);
+    int sends = 0, receives = 0;
+    tu_error(TUTTI_ERROR_MISMATCH, "sends and receives wait for each other in a circle: rank %d waits", circle[0]);
+    tell_circle(group, circle, length, &sends, &receives);
+    tu_error_append(". Nobody can go on. %s", advice(sends, receives));
     for (int i = 0; i < length; i++)
         tu_error_at_fault(circle[i]);
     return tu_error_where(group->name, request->task->row->name, request->task->info.sequence, group->rank);

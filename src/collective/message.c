@@ -84,14 +84,22 @@ typedef struct unclaimed {
     int count;
 } unclaimed;
 
+/* "1 element of f32". */
+static const char *elements_text(uint64_t count, uint32_t dtype, char text[64]) {
+    snprintf(text, 64, "%llu element%s of %s", (unsigned long long)count, count == 1 ? "" : "s",
+             tutti_dtype_name((tutti_dtype)dtype));
+    return text;
+}
+
 static void add_unclaimed(unclaimed *list, int source, const tu_packet *packet) {
     size_t element = tutti_dtype_size((tutti_dtype)packet->dtype);
+    char elements[64];
     if (packet->kind != TU_PACKET_MESSAGE || list->count++ >= 4 || list->used >= sizeof list->text)
         return;
-    int wrote = snprintf(list->text + list->used, sizeof list->text - list->used,
-                         "%sfrom rank %d with tag %d (%llu elements of %s)", list->used > 0 ? ", " : "", source,
-                         packet->tag, (unsigned long long)(element != 0 ? packet->bytes / element : packet->bytes),
-                         tutti_dtype_name((tutti_dtype)packet->dtype));
+    int wrote =
+        snprintf(list->text + list->used, sizeof list->text - list->used, "%sfrom rank %d with tag %d (%s)",
+                 list->used > 0 ? ", " : "", source, packet->tag,
+                 elements_text(element != 0 ? packet->bytes / element : packet->bytes, packet->dtype, elements));
     list->used += wrote > 0 ? (size_t)wrote : 0;
 }
 
@@ -119,14 +127,26 @@ static const char *more_text(const unclaimed *list, char text[32]) {
     return text;
 }
 
-static void append_unclaimed(tu_messages *messages) {
+/* Whatever ended a send or receive: a message that came and was not received is most often what was meant, with
+ * another tag. Names this rank, since its words may become the cause that all others tell; so they may be there. */
+static tutti_status append_unclaimed(tu_messages *messages, tutti_status status) {
     unclaimed list;
-    char more[32];
+    char more[32], who[48];
+    snprintf(who, sizeof who, "Rank %d has not received: ", messages->state->rank);
+    if (status == TUTTI_ERROR_INTERRUPTED || strstr(tutti_error_message(), who) != NULL)
+        return status;
     pthread_mutex_lock(&messages->lock);
     find_unclaimed(messages, &list);
     pthread_mutex_unlock(&messages->lock);
     if (list.count != 0)
-        tu_error_append(". Nobody has received here: %s%s", list.text, more_text(&list, more));
+        tu_error_append(". %s%s%s", who, list.text, more_text(&list, more));
+    return status;
+}
+
+void tu_message_failed(const tu_task *task, tutti_status status) {
+    tu_messages *messages = atomic_load_explicit(&task->state->messages, memory_order_acquire);
+    if (messages != NULL)
+        (void)append_unclaimed(messages, status);
 }
 
 /* At the end of a group: a message that vanishes unread is most often a mistake in the program. */
@@ -148,16 +168,19 @@ static tutti_status mismatch_error(const tu_request *request) {
     const tu_task *task = request->task;
     const tutti_group *group = task->group;
     size_t element = tutti_dtype_size((tutti_dtype)request->dtype);
-    tu_error(
-        TUTTI_ERROR_MISMATCH,
-        "the ranks disagree in group %s: rank %d sent %zu elements of %s with tag %d, rank %d receives at most %llu "
-        "elements of %s",
-        group->name, request->peer, element != 0 ? request->bytes / element : 0,
-        tutti_dtype_name((tutti_dtype)request->dtype), request->tag, group->rank, (unsigned long long)task->info.count,
-        tutti_dtype_name((tutti_dtype)task->info.dtype));
+    char sent[64], room[64];
+    tu_error(TUTTI_ERROR_MISMATCH,
+             "the ranks disagree in group %s: rank %d sent %s with tag %d, rank %d receives at most %s", group->name,
+             request->peer, elements_text(element != 0 ? request->bytes / element : 0, request->dtype, sent),
+             request->tag, group->rank, elements_text(task->info.count, task->info.dtype, room));
     tu_error_at_fault(request->peer);
     tu_error_where(group->name, "recv", task->info.sequence, group->rank);
     return TUTTI_ERROR_MISMATCH;
+}
+
+/* Of a receive: whether it left open from whom, or with which tag. */
+static bool is_from_any(const tu_operation_info *info) {
+    return info->root < 0 || info->tag < 0;
 }
 
 static tutti_status outcome(const tu_request *request) {
@@ -166,6 +189,12 @@ static tutti_status outcome(const tu_request *request) {
     if (request->garbage != NULL)
         return tu_garbage(request->task->state, request->task, request->peer, request->garbage);
     tutti_received *received = request->task->received;
+    const tu_operation_info *info = &request->task->info;
+    if (request->task->ticket != 0 && is_from_any(info) && !tu_request_sends(request)) {
+        const tutti_world *world = request->task->group->world;
+        tu_record_received(tu_job_recorder(world->job, world->local_rank), request->task->ticket, request->peer,
+                           request->tag);
+    }
     if (!tu_request_sends(request) && received != NULL) {
         tutti_received full = { .size = received->size,
                                 .source = request->peer,
@@ -286,8 +315,10 @@ static tu_request *give_up(tu_messages *messages, tutti_status status, int peer,
 
 static void fail_works(tu_messages *messages, tu_request *request, const tu_group_wait *wait, tutti_status status) {
     tutti_error_copy error;
-    if (status != TUTTI_ERROR_TIMEOUT)
-        (void)tu_group_wait_error(wait, status), tu_error_save(&error);
+    if (status != TUTTI_ERROR_TIMEOUT) {
+        (void)append_unclaimed(messages, tu_group_wait_error(wait, status));
+        tu_error_save(&error);
+    }
     while (request != NULL) {
         tu_request *next = request->next;
         tutti_work *work = request->work;
@@ -296,15 +327,15 @@ static void fail_works(tu_messages *messages, tu_request *request, const tu_grou
             tu_group_wait own = *wait;
             own.info = &work->task.info;
             own.ticket = work->task.ticket;
-            failed = tu_group_wait_error(&own, status);
-            append_unclaimed(messages);
+            failed = append_unclaimed(messages, tu_group_wait_error(&own, status));
         } else {
             failed = tu_error_restore(&error);
         }
         bool half = request->state != TU_REQUEST_WAITING && request->state != TU_REQUEST_POSTING;
         if (half && status != TUTTI_ERROR_GONE) /* the pair is out of step */
             tu_group_end(work->group, &work->task.info);
-        tu_work_finish(work, tu_group_leave(work->group, &work->task.info, work->task.ticket, failed));
+        failed = tu_group_leave(work->group, &work->task.info, work->task.ticket, failed);
+        tu_work_finish(work, append_unclaimed(messages, failed));
         tu_work_drop(work);
         request = next;
     }
@@ -452,7 +483,12 @@ static void begin_awaited(tu_messages *messages, tu_request *const *requests, in
         memcpy(&task->info.executor, task->executor->name, sizeof task->info.executor);
         requests[i]->past = task->ticket == 0 && succeeded(requests[i]);
         if (requests[i]->past) {
-            tu_record_past(recorder, &task->info, began, ended, task->info.count * task->element);
+            tu_operation_info info = task->info;
+            if (!tu_request_sends(requests[i]) && is_from_any(&info)) {
+                info.root = requests[i]->peer;
+                info.tag = requests[i]->tag;
+            }
+            tu_record_past(recorder, &info, began, ended, task->info.count * task->element);
             continue;
         }
         if (now == 0)
@@ -473,9 +509,9 @@ static tutti_status complete(tu_messages *messages, tu_request *request) {
         (void)tu_request_withdraw(messages, request);
         return tu_error(
             TUTTI_ERROR_ARGUMENT,
-            "send: rank %d sends to itself and waits, but no receive is under way that could take the message; "
-            "start the receive, or the send, with a work",
-            state->rank);
+            "send: rank %d sends %llu bytes to itself and waits, but no receive is under way that could take the "
+            "message; start the receive, or the send, with a work",
+            state->rank, (unsigned long long)request->bytes);
     }
     message_wait awaited = { .flag = &request->finished,
                              .messages = messages,
@@ -487,10 +523,7 @@ static tutti_status complete(tu_messages *messages, tu_request *request) {
     bool half = tu_request_withdraw(messages, request);
     if (is_finished(request))
         return outcome(request);
-    bool late = status == TUTTI_ERROR_TIMEOUT;
-    status = tu_group_wait_error(&wait, status);
-    if (late)
-        append_unclaimed(messages);
+    status = append_unclaimed(messages, tu_group_wait_error(&wait, status));
     if (half && status != TUTTI_ERROR_GONE) /* the pair is out of step; one that closed its world steps no more */
         tu_group_end(task->group, &task->info);
     return status;

@@ -21,6 +21,8 @@ typedef struct tu_message {
 /* Checks it and runs, starts or notes it. The group lives, the world is entered, the options are complete. */
 tutti_status tu_message_submit(const tu_message *message, const tutti_call *call);
 
+/* After a send or receive has failed: adds to its error which messages this rank has not received. */
+void tu_message_failed(const tu_task *task, tutti_status status);
 /* A send to or a receive from TUTTI_NOBODY: complete at once. */
 tutti_status tu_message_nobody(const tu_task *task, const tutti_call *call);
 /* Runs a send or receive that was entered to its end. */

@@ -18,7 +18,8 @@ static void describe(const tu_said *said, char *text, size_t bytes) {
     if (said->reduction != 0)
         at += snprintf(text + at, bytes - (size_t)at, "%s ", tutti_reduction_name((tutti_reduction)said->reduction));
     if (said->dtype != 0)
-        at += snprintf(text + at, bytes - (size_t)at, "%llu elements, ", (unsigned long long)said->count);
+        at += snprintf(text + at, bytes - (size_t)at, "%llu element%s, ", (unsigned long long)said->count,
+                       said->count == 1 ? "" : "s");
     if (said->root >= 0)
         at += snprintf(text + at, bytes - (size_t)at, "root %d, ", said->root);
     snprintf(text + at, bytes - (size_t)at, "%s)", tutti_algorithm_name((tutti_algorithm)said->algorithm));
@@ -73,10 +74,10 @@ tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epo
 tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int from, int to, uint64_t sent,
                                uint64_t expected) {
     tu_error(TUTTI_ERROR_MISMATCH,
-             "the ranks disagree in %s %llu of group %s: rank %d sends %llu elements to rank %d, which expects "
-             "%llu from it",
+             "the ranks disagree in %s %llu of group %s: rank %d sends %llu element%s to rank %d, which "
+             "expects %llu from it",
              task->row->name, (unsigned long long)task->info.sequence, state->group->name, from,
-             (unsigned long long)sent, to, (unsigned long long)expected);
+             (unsigned long long)sent, sent == 1 ? "" : "s", to, (unsigned long long)expected);
     tu_error_at_fault(from == state->rank ? to : from);
     tu_error_where(state->group->name, task->row->name, task->info.sequence, state->rank);
     return TUTTI_ERROR_MISMATCH;

@@ -46,8 +46,9 @@ static tutti_status check(tu_task *task, const tutti_call *call, int peer, int t
     if (task->info.count != 0 && (receives ? task->out == NULL : task->in == NULL))
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: the buffer must not be NULL", name);
     if (call->timeout_ns < 0 && !(receives && call->timeout_ns == TUTTI_UNTIL_EVENT))
-        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: timeout_ns is %lld; it must be positive, or 0 for the group's", name,
-                        (long long)call->timeout_ns);
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: timeout_ns is %lld; it must be positive, %s0 for the group's%s",
+                        name, (long long)call->timeout_ns, receives ? "" : "or ",
+                        receives ? ", or TUTTI_UNTIL_EVENT" : "");
     if (call->algorithm != TUTTI_ALGORITHM_AUTO)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", name, tutti_algorithm_name(call->algorithm));
     if (call->received != NULL && (!receives || call->received->size == 0))

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "collective/collective.h"
+#include "collective/message.h"
 #include "collective/works.h"
 #include "world/group.h"
 
@@ -35,7 +36,10 @@ tutti_status tu_task_leave(tu_task *task, tutti_status status) {
     /* An interrupted operation has left this rank out of step with the others: nothing can follow it. */
     if (status == TUTTI_ERROR_INTERRUPTED && !task->row->own_number)
         tu_group_end(task->group, &task->info);
-    return tu_group_leave(task->group, &task->info, task->ticket, status);
+    status = tu_group_leave(task->group, &task->info, task->ticket, status);
+    if (task->row->kind == TU_KIND_MESSAGE)
+        tu_message_failed(task, status);
+    return status;
 }
 
 tutti_status tu_task_fill(tu_task *task) {

@@ -319,6 +319,16 @@ void tu_record_waiting(const tu_recorder *recorder, uint64_t ticket, int world_r
         put(&e->waiting, pair((uint32_t)(world_rank + 1), (uint32_t)ticket));
 }
 
+void tu_record_received(const tu_recorder *recorder, uint64_t ticket, int source, int tag) {
+    entry *e = still_mine(recorder, ticket);
+    if (e == NULL)
+        return;
+    uint64_t index = atomic_load_explicit(&e->group_index_and_root, memory_order_relaxed);
+    uint64_t what = atomic_load_explicit(&e->tag_and_what, memory_order_relaxed);
+    put(&e->group_index_and_root, pair((uint32_t)index, (uint32_t)source));
+    put(&e->tag_and_what, pair((uint32_t)tag, (uint32_t)(what >> 32)));
+}
+
 static inline void add(word *to, uint64_t value, bool shared) {
     if (shared)
         atomic_fetch_add_explicit(to, value, memory_order_relaxed);
@@ -627,10 +637,16 @@ void tu_operation_info_text(const tu_operation_info *info, const char *group_nam
         PART(", %llu element%s", (unsigned long long)info->count, info->count == 1 ? "" : "s");
     else if (info->count != 0 && !row->of_records)
         PART("%s%llu byte%s", used > 0 ? ", " : "", (unsigned long long)info->count, info->count == 1 ? "" : "s");
+    const char *comma = used > 0 ? ", " : "";
     if (info->root >= 0)
-        PART("%s%s %d", used > 0 ? ", " : "", row->partner, info->root);
-    if (row->tag != NULL)
-        PART("%s%s %d", used > 0 ? ", " : "", row->tag, info->tag);
+        PART("%s%s %d", comma, row->partner, info->root);
+    else if (tu_receives(row))
+        PART("%sfrom any rank", comma);
+    comma = used > 0 ? ", " : "";
+    if (row->tag != NULL && info->tag < 0)
+        PART("%sany %s", comma, row->tag);
+    else if (row->tag != NULL)
+        PART("%s%s %d", comma, row->tag, info->tag);
 #undef PART
     snprintf(text, bytes, "%s %llu of group %s%s%s%s", row->name, (unsigned long long)info->sequence, group_name,
              used > 0 ? " (" : "", parts, used > 0 ? ")" : "");

@@ -63,6 +63,8 @@ uint32_t tu_recorder_group(const tu_recorder *recorder, uint64_t group_key, cons
 uint64_t tu_record_begin(const tu_recorder *recorder, const tu_operation_info *info);
 void tu_record_algorithm(const tu_recorder *recorder, uint64_t ticket, uint8_t algorithm);
 void tu_record_waiting(const tu_recorder *recorder, uint64_t ticket, int world_rank); /* slow paths only; -1 no more */
+/* Of a receive from anybody, or with any tag: which message it got. */
+void tu_record_received(const tu_recorder *recorder, uint64_t ticket, int source, int tag);
 void tu_record_end(const tu_recorder *recorder, uint64_t ticket, tutti_status status);
 /* The same for a success, by who still knows what it was. */
 void tu_record_end_well(const tu_recorder *recorder, uint64_t ticket, uint8_t operation, uint8_t algorithm,

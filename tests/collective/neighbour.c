@@ -165,6 +165,24 @@ TEST_WORLD(two_ranks_that_wait_for_each_others_tags_are_told_at_once, 2) {
         expect_circle(tutti_recv(group, data, LONG_MESSAGE, TUTTI_F32, 0, 8, call));
 }
 
+/* What came is told on every rank, and the advice is not what the program does already. */
+TEST_WORLD(wrong_tags_of_send_recv_are_told_with_those_that_came, 2) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), tags[2] = { 7777, 5 };
+    float in[4] = { 0 }, out[4];
+    tutti_status status = tutti_send_recv(group, in, 1 + 3 * (size_t)rank, 1 - rank, out, 4, 1 - rank, TUTTI_F32,
+                                          tags[rank], TUTTI_OPTIONS(tutti_call, .timeout_ns = patience()));
+    expect_circle(status);
+    if (status != TUTTI_ERROR_MISMATCH)
+        return;
+    CHECK_MESSAGE("rank 0 is in recv 1 of group 0 (f32, 4 elements, from rank 1, tag 7777)");
+    CHECK_MESSAGE("rank 1 is in recv 1 of group 0 (f32, 4 elements, from rank 0, tag 5)");
+    CHECK_MESSAGE(rank == 0 ? "Rank 0 has not received: from rank 1 with tag 5 (4 elements of f32)"
+                            : "Rank 1 has not received: from rank 0 with tag 7777 (1 element of f32)");
+    CHECK_MESSAGE("compare the ranks and tags");
+    CHECK(strstr(tutti_error_message(), "tutti_send_recv") == NULL);
+}
+
 /* No circle: it only looks like one until the message has been taken, or the receive, which is late, has come. */
 TEST_WORLD(sends_and_receives_that_take_long_are_no_circle, 3) {
     tutti_group *group = tutti_world_group(world);
@@ -202,10 +220,42 @@ TEST_WORLD(a_receive_that_runs_out_of_time_tells_what_came_instead, 2) {
         CHECK_STATUS(tutti_recv(group, out, 3, TUTTI_F32, 0, 8, TUTTI_OPTIONS(tutti_call, .timeout_ns = 100000000)),
                      TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("from rank 0, tag 8");
-        CHECK_MESSAGE("Nobody has received here: from rank 0 with tag 7 (3 elements of f32)");
+        CHECK_MESSAGE("Rank 1 has not received: from rank 0 with tag 7 (3 elements of f32)");
         CHECK(strstr(tutti_error_message(), "ranks have come") == NULL);
         CHECK_OK(tutti_recv(group, out, 3, TUTTI_F32, 0, 7, NULL));
     }
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+TEST_WORLD(a_receive_from_one_that_has_left_tells_what_came_instead, 2) {
+    tutti_group *group = tutti_world_group(world);
+    int values[100] = { 0 }, rank = tutti_group_rank(group);
+    if (rank == 1) {
+        CHECK_OK(tutti_send(group, values, 1, TUTTI_I32, 0, 7, NULL));
+        return;
+    }
+    /* Alone, with another thing to do meanwhile, and as a work. */
+    CHECK_STATUS(tutti_recv(group, values, 1, TUTTI_I32, 1, 8, NULL), TUTTI_ERROR_GONE);
+    CHECK_MESSAGE("Rank 0 has not received: from rank 1 with tag 7 (1 element of i32)");
+    tutti_work *work;
+    CHECK_OK(tutti_recv(group, values, 1, TUTTI_I32, 1, 8, TUTTI_OPTIONS(tutti_call, .work = &work)));
+    CHECK_STATUS(tutti_work_wait(work, 0), TUTTI_ERROR_GONE);
+    CHECK_MESSAGE("Rank 0 has not received: from rank 1 with tag 7 (1 element of i32)");
+    tutti_work_release(work);
+    CHECK_OK(tutti_recv(group, values, 1, TUTTI_I32, 1, 7, NULL));
+}
+
+TEST_WORLD(a_receive_from_anybody_is_told_in_words, 2) {
+    tutti_group *group = tutti_world_group(world);
+    int value = 0;
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_STATUS(tutti_recv(group, &value, 1, TUTTI_I32, TUTTI_ANY_SOURCE, TUTTI_ANY_TAG,
+                            TUTTI_OPTIONS(tutti_call, .timeout_ns = 20000000)),
+                 TUTTI_ERROR_TIMEOUT);
+    CHECK_MESSAGE("(i32, 1 element, from any rank, any tag)");
+    CHECK_STATUS(tutti_recv(group, &value, 1, TUTTI_I32, 0, 0, TUTTI_OPTIONS(tutti_call, .timeout_ns = -2)),
+                 TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("TUTTI_UNTIL_EVENT");
     CHECK_OK(tutti_barrier(group, NULL));
 }
 
