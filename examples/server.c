@@ -34,6 +34,7 @@ typedef struct server {
     tutti_group *group; /* that answers now */
     tutti_memory *block;
     tutti_peers *peers;
+    bool stays; /* nobody will come any more: those that are left go on */
 } server;
 
 static void give_up(const char *what) {
@@ -128,13 +129,18 @@ static void serve(server *server, request *request, double *sum) {
 
 static void become_whole(server *server) {
     tutti_group *whole;
-    if (tutti_group_refill(tutti_world_group(server->world), MINUTE, &whole))
+    tutti_status status = tutti_group_refill(tutti_world_group(server->world), MINUTE, &whole);
+    server->stays = status == TUTTI_ERROR_STATE; /* on all ranks alike: --refill is used up */
+    if (server->stays)
+        fprintf(stderr, "refill: %s\n", tutti_error_message());
+    else if (status)
         give_up("refill");
-    use_group(server, whole);
+    else
+        use_group(server, whole);
 }
 
 int main(void) {
-    server server = { NULL, NULL, NULL, NULL };
+    server server = { NULL, NULL, NULL, NULL, false };
     request request = { 0, 0 };
     double sum = 0;
     if (tutti_world_open(NULL, &server.world))
@@ -152,7 +158,7 @@ int main(void) {
             printf("request %d: %g, answered by %d of %d ranks\n", request.number, sum, tutti_group_size(server.group),
                    size);
         fflush(stdout);
-        if (tutti_group_size(server.group) < size && request.number >= 0)
+        if (tutti_group_size(server.group) < size && request.number >= 0 && !server.stays)
             become_whole(&server);
     }
     tutti_peers_release(server.peers);

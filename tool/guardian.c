@@ -301,15 +301,16 @@ static void note_end(guardian *guardian, int rank, int wait_status, int64_t now)
     atomic_store_explicit(&r->ended, ++guardian->ends, memory_order_release);
     guardian->running--;
     guardian->unpublished[rank] = true;
+    bool refill = guardian->plan->options->refill > 0; /* who waits for a newcomer is told that none comes */
     if (wait_status == 0) { /* most such ranks closed their world, so the others are not in a hurry */
-        if (guardian->plan->page != NULL)
+        if (guardian->plan->page != NULL || refill)
             wake_launcher(guardian);
         if (guardian->publish_at == NEVER)
             guardian->publish_at = now + PUBLISH_LATER_NS;
         return;
     }
     publish(guardian);
-    if (guardian->plan->page != NULL ||
+    if (guardian->plan->page != NULL || refill ||
         atomic_load_explicit(&guardian->state->first_failure, memory_order_relaxed) != 0)
         wake_launcher(guardian); /* other hosts are told at once */
     if (atomic_load_explicit(&guardian->state->first_failure, memory_order_relaxed) != 0)

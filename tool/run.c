@@ -331,6 +331,7 @@ static void free_plan(run_launcher *launcher) {
     free((binding *)launcher->plan.bindings);
     free(launcher->told);
     free(launcher->refills);
+    free(launcher->over);
     free(launcher->log_dir);
     tu_secret_wipe(&launcher->secret);
     agent_close(launcher->agent);
@@ -421,8 +422,9 @@ static int prepare(run_launcher *launcher, int missing, char *url, size_t bytes)
     launcher->plan.secret = job.secret ? run_keep_secret(&launcher->secret) : -1;
     launcher->told = calloc((size_t)job.size, sizeof *launcher->told);
     launcher->refills = calloc((size_t)launcher->options.ranks, sizeof *launcher->refills);
+    launcher->over = calloc((size_t)launcher->options.ranks, sizeof *launcher->over);
     if ((job.secret && launcher->plan.secret < 0) || launcher->told == NULL || launcher->refills == NULL ||
-        !run_build_environment(&launcher->plan, &job))
+        launcher->over == NULL || !run_build_environment(&launcher->plan, &job))
         return run_system_error("cannot prepare the job");
     return 0;
 }

@@ -41,6 +41,7 @@ typedef struct run_launcher {
     bool ending;       /* the user has sent a signal that ends */
     bool *told;        /* [rank of the job]: its end */
     uint32_t *refills; /* [rank]: newcomers that were told */
+    bool *over;        /* [rank]: those that may wait for a newcomer know that none comes */
 } run_launcher;
 
 /* ---- run.c ---- */

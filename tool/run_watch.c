@@ -17,6 +17,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "world/refill.h"
+
 /* ---- telling ---- */
 
 static int pid_of(const run_launcher *launcher, int rank) {
@@ -73,7 +75,31 @@ static void tell_stopping(run_launcher *launcher) {
     output_tell(launcher->output, "tutti run: stopping rank%s %s\n", count == 1 ? "" : "s", text);
 }
 
+/* A rank has ended for good: says so where tutti_group_refill waits for a newcomer. */
+static void tell_over(run_launcher *launcher, int rank) {
+    char key[48], why[160];
+    int started = 0;
+    for (int i = 0; i < launcher->options.ranks; i++)
+        started += (int)atomic_load_explicit(&launcher->state->ranks[i].refills, memory_order_relaxed);
+    if (status_of(launcher, rank) == 0)
+        snprintf(why, sizeof why, "its process exited with status 0, and --refill replaces those that fail");
+    else if (started >= launcher->options.refill)
+        snprintf(why, sizeof why, "--refill %d is used up: %d newcomer%s started", launcher->options.refill, started,
+                 started == 1 ? " was" : "s were");
+    else
+        snprintf(why, sizeof why, "the launcher has started no newcomer: the job ends, or it could not");
+    snprintf(key, sizeof key, TU_REFILL_OVER, rank);
+    tutti_store *client;
+    if (tutti_store_clone(launcher->store, &client) != TUTTI_OK)
+        return; /* again when something else happens */
+    launcher->over[rank] = tutti_store_set(client, key, why, strlen(why) + 1) == TUTTI_OK;
+    tutti_store_release(client);
+}
+
 static void tell_refills(run_launcher *launcher) {
+    for (int rank = 0; rank < launcher->options.ranks; rank++)
+        if (!launcher->over[rank] && has_ended(launcher, rank))
+            tell_over(launcher, rank);
     for (int rank = 0; rank < launcher->options.ranks; rank++) {
         run_rank *slot = &launcher->state->ranks[rank];
         uint32_t refills = atomic_load_explicit(&slot->refills, memory_order_acquire);

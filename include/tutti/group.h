@@ -161,7 +161,9 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_group_shrink(tutti_group *group, cons
  * the old order, and tutti_world_group gives it from now on, on old ranks and new. Groups that counted on the dead
  * ranks have ended: make them anew. Symmetric memory stays: rendezvous the blocks with the new group, for which the
  * newcomer allocates its own. timeout_ns 0: the group's; nobody who came to take a rank's place until then is
- * TUTTI_ERROR_TIMEOUT, by name. After a failure it may be called again. Ranks must be processes of one host. */
+ * TUTTI_ERROR_TIMEOUT, by name. Where the launcher says that nobody will come, since --refill was not given or is used
+ * up, it is TUTTI_ERROR_STATE on every rank, at once. After a failure it may be called again. Ranks must be processes
+ * of one host. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_group_refill(tutti_group *group, int64_t timeout_ns, tutti_group **whole);
 
 /* Of a group that came from tutti_group_shrink: the sequence number of the last operation that every one of its members

@@ -128,7 +128,8 @@ static verdict read_master(const names *names, bool required, tu_launch *launch)
 /* ---- the launchers ---- */
 
 static verdict find_tutti(const tu_settings *settings, tu_launch *launch) {
-    static const names names = { "tutti run", "TUTTI_RANK", "TUTTI_SIZE", "TUTTI_LOCAL_RANK", "TUTTI_LOCAL_SIZE" };
+    static const names names = { TU_LAUNCHER_TUTTI, "TUTTI_RANK", "TUTTI_SIZE", "TUTTI_LOCAL_RANK",
+                                 "TUTTI_LOCAL_SIZE" };
     ranks found;
     verdict verdict = read_ranks(&names, &found);
     if (verdict != COMPLETE)

@@ -27,6 +27,8 @@ const tu_spawn_record *tu_spawn_current(void);
  * tu_spawn_current(), NULL under a launcher. */
 tutti_status tu_rank_run(const tu_spawn_record *record, tutti_rank_main *main, void *argument);
 
+#define TU_LAUNCHER_TUTTI "tutti run"
+
 typedef struct tu_launch {
     const char *launcher; /* as tutti_world_launcher gives it */
     int rank, size;

@@ -13,6 +13,7 @@
  *     tutti/refill/<world>/<rank>/<number>            a newcomer's seat
  *     tutti/refill/<world>/<rank>/<number>/welcome    for that newcomer
  *     tutti/refill/<world>/<group key>/<attempt>      the same, for those that live
+ *     tutti/refill-over/<rank>                        the launcher's: why nobody will take that place any more
  */
 #include "world/refill.h"
 
@@ -26,6 +27,7 @@
 #include "base/thread.h"
 #include "job/liveness.h"
 #include "world/group.h"
+#include "world/launch.h"
 #include "world/registry.h"
 #include "world/vote.h"
 
@@ -316,6 +318,20 @@ static tutti_status look_at_survivors(const refill *this) {
     return TUTTI_OK;
 }
 
+/* Whether the launcher has said that nobody will come for a rank any more. */
+static tutti_status look_at_launcher(const refill *this, int rank) {
+    char key[48];
+    void *why;
+    snprintf(key, sizeof key, TU_REFILL_OVER, rank);
+    tutti_status status = fetch(tutti_store_underlying(this->world->store), key, 1, &why);
+    if (status != TUTTI_OK || why == NULL)
+        return status;
+    tu_error(TUTTI_ERROR_STATE, "nobody will take the place of rank %d, which died: %s", rank, (const char *)why);
+    tu_error_at_fault(rank);
+    free(why);
+    return TUTTI_ERROR_STATE;
+}
+
 /* The host's: the seat of a newcomer for a dead rank. One that died meanwhile is passed over. */
 static tutti_status find_newcomer(const refill *this, int rank, tu_seat *seat, unsigned *number) {
     tutti_store *store = tutti_store_underlying(this->world->store);
@@ -334,14 +350,17 @@ static tutti_status find_newcomer(const refill *this, int rank, tu_seat *seat, u
             continue;
         }
         if (status == TUTTI_OK)
+            status = look_at_launcher(this, rank);
+        if (status == TUTTI_OK)
             status = look_at_survivors(this);
         if (status != TUTTI_OK)
             return status;
         if (tu_clock_now() >= this->deadline) {
-            tu_error(TUTTI_ERROR_TIMEOUT,
-                     "timeout: nobody came to take the place of rank %d, which died; was the job started with "
-                     "tutti run --refill?",
-                     rank);
+            tu_error(
+                TUTTI_ERROR_TIMEOUT,
+                "timeout: nobody came within %.3g s to take the place of rank %d, which died; `tutti run --refill N` "
+                "starts newcomers",
+                (double)this->info.timeout_ns / 1e9, rank);
             tu_error_at_fault(rank);
             return TUTTI_ERROR_TIMEOUT;
         }
@@ -393,6 +412,9 @@ static tutti_status hear_welcome(const refill *this, welcome *made) {
             free(value);
             return TUTTI_OK;
         }
+        for (int rank = 0; rank < world->size && status == TUTTI_OK; rank++)
+            if (!this->survivors[rank])
+                status = look_at_launcher(this, rank);
         if (status == TUTTI_OK)
             status = look_at_survivors(this);
         if (status != TUTTI_OK)
@@ -464,6 +486,11 @@ static tutti_status check(const tutti_group *group, const tutti_group *const *wh
     if (world->fake || world->size == 1 || world->local_size != world->size || tu_job_threads(world->job))
         return tu_error(TUTTI_ERROR_UNSUPPORTED,
                         "tutti_group_refill: only ranks that are processes of one host can be replaced");
+    if (strcmp(world->launcher, TU_LAUNCHER_TUTTI) == 0 &&
+        tu_settings_text(&world->settings, TU_SETTING_REFILL)[0] == 0)
+        return tu_error(TUTTI_ERROR_STATE,
+                        "tutti_group_refill: nobody will take the place of a rank that died, since the job was started "
+                        "without newcomers; start it with `tutti run --refill N`");
     return TUTTI_OK;
 }
 

@@ -22,7 +22,8 @@ def right(x):
 
 class Server:
     def __init__(self, ranks, refills):
-        self.process = subprocess.Popen([TUTTI, "run", "-n", str(ranks), "--refill", str(refills), SERVER], text=True,
+        how = ["--refill", str(refills)] if refills else ["--survive"]
+        self.process = subprocess.Popen([TUTTI, "run", "-n", str(ranks), *how, SERVER], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=1)
         self.pids, self.errors, self.changed = {}, [], threading.Condition()
         threading.Thread(target=self.read_errors, daemon=True).start()
@@ -118,6 +119,37 @@ def rank_0_may_die_too():
     is_right(answer, 6)
     equal(ranks, 3)
     equal(server.end(), 0)
+
+
+@test
+def a_pool_whose_newcomers_are_used_up_is_told_so_and_goes_on():
+    server = Server(3, 1)
+    is_right(server.ask(1)[0], 1)
+    os.kill(server.pid(2), signal.SIGKILL)
+    server.pid(2, 1)
+    equal(server.ask(2)[1], 3)
+    os.kill(server.pid(2, 1), signal.SIGKILL)
+    while server.ask(3)[1] == 3:  # it was answered before the death was seen
+        pass
+    answer, ranks = server.ask(4)
+    is_right(answer, 4)
+    equal(ranks, 2)
+    equal(server.end(), 0)
+    errors = "".join(server.errors)
+    contains(errors, "nobody will take the place of rank 2, which died: --refill 1 is used up: 1 newcomer was started")
+    assert "timeout" not in errors, errors
+
+
+@test
+def a_pool_that_was_started_without_newcomers_is_told_so_and_goes_on():
+    server = Server(3, 0)
+    is_right(server.ask(1)[0], 1)
+    os.kill(server.pid(1), signal.SIGKILL)
+    while server.ask(3)[1] == 3:
+        pass
+    equal(server.ask(4)[1], 2)
+    equal(server.end(), 0)
+    contains("".join(server.errors), "start it with `tutti run --refill N`")
 
 
 main()
