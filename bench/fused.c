@@ -261,12 +261,11 @@ static tt_tensor *random_tensor(tt_dims shape, tutti_dtype dtype) {
 
 /* Rounds of a row, the same on all ranks: so many that a form takes some time in all. */
 static int rounds_of(const bench *of) {
+    if (of->with->rounds != 0)
+        return of->with->rounds;
     double first = timed(of, PRODUCT), again = timed(of, PRODUCT), one = again < first ? again : first;
     int rounds = (int)(ROW_SECONDS / one);
-    return of->with->rounds != 0   ? of->with->rounds
-           : rounds < LEAST_ROUNDS ? LEAST_ROUNDS
-           : rounds > USUAL_ROUNDS ? USUAL_ROUNDS
-                                   : rounds;
+    return rounds < LEAST_ROUNDS ? LEAST_ROUNDS : rounds > USUAL_ROUNDS ? USUAL_ROUNDS : rounds;
 }
 
 /* Another order in every round, the same on all ranks: what a form finds in the caches is left by the one before. */

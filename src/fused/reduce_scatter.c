@@ -4,7 +4,6 @@
  */
 #include <string.h>
 
-#include "base/instructions.h"
 #include "functional/registry.h"
 #include "fused/operators.h"
 #include "kernel/kernel.h"
@@ -17,32 +16,37 @@
 /* A tile is in the caches when it is added, and one of several of a chunk, so that most of a chunk goes beside sums. */
 #define TILE_BYTES ((size_t)1 << 17)
 #define TILES_OF_CHUNK 8
-/* Rows of a product that packs the right matrix for them: fewer are enough where it is low. With one that was packed
- * once for all a chunk has no more than its tiles, if that is quick, and is in a cache when it is handed over. */
+/* Rows of a product that packs the right matrix for them, or reads a large one that was packed once for all: fewer are
+ * enough where it is low, unless it is converted as well. With a small one that was packed once a chunk has no more
+ * than its tiles, and is in a cache when it is handed over. */
 #define CHUNK_ROWS 512
 #define LOW_DEPTH 1024
 #define CHUNK_ROWS_OF_LOW_DEPTH 256
+#define SMALL_PACKED ((size_t)1 << 20)  /* stays in a core's own caches */
 #define REDUCED_BYTES ((size_t)1 << 18) /* that are worth a thread */
 
-static int64_t least_rows(int64_t depth) {
-    return depth < LOW_DEPTH ? CHUNK_ROWS_OF_LOW_DEPTH : CHUNK_ROWS;
+/* Narrow floats that no library takes. */
+static bool is_converted(tutti_dtype dtype) {
+    return tu_is_float(dtype) && !tu_product_is_ours(dtype) && !tu_gemm_is_of_library(dtype);
 }
 
-/* Kernels with wide registers read the packed matrix less often for a row: it may come from the last cache then. */
+static int64_t least_rows(const tu_right *right) {
+    return right->depth < LOW_DEPTH && !is_converted(right->dtype) ? CHUNK_ROWS_OF_LOW_DEPTH : CHUNK_ROWS;
+}
+
 static int64_t rows_of_packed(const tu_right *right) {
-    return right->bytes <= TILES_OF_CHUNK * TILE_BYTES || tu_instructions_get() == TU_AVX512 ? 1
-                                                                                             : CHUNK_ROWS_OF_LOW_DEPTH;
+    return right->bytes <= SMALL_PACKED ? 1 : CHUNK_ROWS;
 }
 
 /* Whether the rows for one rank are several products: chunks, or the jobs of threads. */
-static bool is_cut(int64_t rows, int64_t depth) {
-    return rows > 0 && (rows > least_rows(depth) || tu_process_compute_threads() > 1);
+static bool is_cut(int64_t rows, const tu_right *right) {
+    return rows > 0 && (rows > least_rows(right) || tu_process_compute_threads() > 1);
 }
 
 tu_scatter tu_fused_scatter_of(const tu_fused_block *block, const char *who, tutti_group *group, int64_t rows,
                                const tu_right *right, bool by_rows) {
     int64_t tile = block->row_bytes == 0 ? rows : (int64_t)(TILE_BYTES / block->row_bytes),
-            least = right->packed == NULL ? least_rows(right->depth) : rows_of_packed(right);
+            least = right->packed == NULL ? least_rows(right) : rows_of_packed(right);
     tile = tile < 1 ? 1 : tile;
     least = least < TILES_OF_CHUNK * tile ? TILES_OF_CHUNK * tile : least;
     tu_scatter scatter = { .who = who,
@@ -253,7 +257,7 @@ tutti_status tu_fused_matmul_reduce_scatter_cpu(tu_call *call) {
     tu_fused_sign_number(&signature, " along dimension", dim);
     tu_fused_sign_tensor(&signature, " into", out);
     int64_t rows = out->numel > 0 ? job.rows : 0;
-    tutti_status status = job.last || !is_cut(rows, job.rhs.depth) ? TUTTI_OK : tu_right_open(&job.rhs, rows);
+    tutti_status status = job.last || !is_cut(rows, &job.rhs) ? TUTTI_OK : tu_right_open(&job.rhs, rows);
     tu_scatter scatter = tu_fused_scatter_of(&job.block, who, attributes->group, rows, &job.rhs, !job.last);
     scatter.signature = &signature;
     scatter.by_library = tu_gemm_is_of_library(out->dtype);

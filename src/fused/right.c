@@ -6,16 +6,23 @@
 
 #include "tensor/process.h"
 
-/* What stays in the caches from one product to the next; of a larger one a copy costs more than it saves. Few rows save
- * less than it costs to write, and read again, what does not stay in the caches of one core. */
-#define MOST_BYTES ((size_t)8 << 20)
+/* Of a larger one a copy costs more than it saves. Few rows save less than it costs to write, and read again, what does
+ * not stay in the caches of one core; and of what does not stay in the last one, as many rows as it has columns save
+ * that, about. */
+#define MOST_BYTES ((size_t)16 << 20)
+#define MOST_BYTES_OF_SOME_ROWS ((size_t)8 << 20)
 #define MOST_BYTES_OF_FEW_ROWS ((size_t)1 << 20)
 #define FEW_ROWS 512
 
+static size_t most_bytes(const tu_right *right, int64_t rows) {
+    if (rows < FEW_ROWS && tu_process_compute_threads() == 1)
+        return MOST_BYTES_OF_FEW_ROWS;
+    return 2 * rows < right->columns ? MOST_BYTES_OF_SOME_ROWS : MOST_BYTES;
+}
+
 bool tu_right_pays(const tu_right *right, int64_t rows) {
-    size_t most = rows < FEW_ROWS && tu_process_compute_threads() == 1 ? MOST_BYTES_OF_FEW_ROWS : MOST_BYTES;
     return right->columns > 0 && right->depth > 0 && tu_product_is_ours(right->dtype) &&
-           tu_product_packed_bytes(right->dtype, right->columns, right->depth) <= most;
+           tu_product_packed_bytes(right->dtype, right->columns, right->depth) <= most_bytes(right, rows);
 }
 
 tutti_status tu_right_open(tu_right *right, int64_t rows) {

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Produce and scatter. A rank computes a chunk of rows for each of the others, hands it to its owner tile by tile, and
- * announces each tile by a signal; then its own, and accepts what has come meanwhile: in long scatters the tiles of the
- * chunk before. All ranks go through the tiles in the same order, so that a rank waits only for one that is a tile
- * behind, or a chunk; the first tile is made while the ranks agree.
+ * announces each tile by a signal; then its own, and accepts what has come meanwhile. What has not come is left for the
+ * next chunk where that may be: all ranks go through the tiles in the same order, so that a rank waits only for one
+ * that is a chunk behind, or else a tile; the first tile is made while the ranks agree.
  *
  * Chunks are computed in memory of this rank's own and copied to their owner: a product is written many times, and the
  * first of them to a line that its owner has read costs a round trip between the processors. Tiles are small, so that
@@ -15,8 +15,6 @@
 #include "functional/symmetric.h"
 #include "fused/driver.h"
 #include "tensor/process.h"
-
-#define CHUNKS_OF_LONG 4 /* of a block that is worth it to run ahead: the tiles of one are accepted at the very end */
 
 /* The same rows of the blocks for all ranks. */
 typedef struct chunk {
@@ -35,6 +33,7 @@ typedef struct scattering {
     chunk now, before;      /* the one that is made, and the one whose tiles are exchanged meanwhile */
     int64_t tiles;          /* of a block */
     int64_t sent, accepted; /* of them, so far; a tile counts as sent when all others have it */
+    int taken;              /* ranks whose signal of the next tile that is accepted has been taken */
     int channels;           /* that their signals use in turn */
     int64_t ahead;          /* tiles that are sent before the first of them is accepted */
 } scattering;
@@ -96,13 +95,30 @@ static tutti_status announce_all(const scattering *run, int64_t tile) {
     return status;
 }
 
-/* Takes the signals of a tile from all other ranks. */
-static tutti_status take_all(const scattering *run, int64_t tile) {
+/* Takes the signals of the next tile that is accepted, those that have not been taken, from all other ranks. */
+static tutti_status take_all(scattering *run) {
     const tu_fused *state = run->state;
-    tutti_status status = TUTTI_OK;
-    for (int step = 1; step < state->size && status == TUTTI_OK; step++)
-        status = tutti_peers_wait_signal(state->peers, (state->rank + step) % state->size, channel_of(run, tile), NULL);
-    return status;
+    int channel = channel_of(run, run->accepted);
+    for (; run->taken < state->size - 1; run->taken++) {
+        int from = (state->rank + 1 + run->taken) % state->size;
+        tutti_status status = tutti_peers_wait_signal(state->peers, from, channel, NULL);
+        if (status != TUTTI_OK)
+            return status;
+    }
+    return TUTTI_OK;
+}
+
+/* Takes those of them that have come, and says whether that was the last. */
+static tutti_status try_take(scattering *run, bool *came) {
+    const tu_fused *state = run->state;
+    int channel = channel_of(run, run->accepted);
+    for (*came = true; run->taken < state->size - 1; run->taken++) {
+        int from = (state->rank + 1 + run->taken) % state->size;
+        tutti_status status = tutti_peers_test_signal(state->peers, from, channel, came);
+        if (status != TUTTI_OK || !*came)
+            return status;
+    }
+    return TUTTI_OK;
 }
 
 /* The copies of the tiles at `first` to their owners; returns how many. */
@@ -141,10 +157,12 @@ static int copy_ahead(scattering *run, const chunk *of, int64_t next) {
  * announced only when these have been taken: an announcement may wait until an earlier one was, and ranks that wait for
  * each other so would do it for ever. */
 static tutti_status run_tile(scattering *run, const chunk *of, bool more) {
-    int64_t rows = run->plan->tile_rows, tile = run->accepted++, next = run->sent;
+    int64_t rows = run->plan->tile_rows, next = run->sent;
     int beside = more ? copy_ahead(run, of, next * rows) : 0;
     run->sent += more;
-    tutti_status status = take_all(run, tile);
+    tutti_status status = take_all(run);
+    int64_t tile = run->accepted++;
+    run->taken = 0;
     if (status == TUTTI_OK && more && beside == 0)
         status = announce_all(run, next);
     if (status == TUTTI_OK)
@@ -163,22 +181,35 @@ static tutti_status send_tile(scattering *run, const chunk *of) {
     return announce_all(run, tile);
 }
 
-/* Whether a tile is accepted before, or while, the next one is sent. */
+/* Whether a tile must be accepted before, or while, the next one is sent. */
 static bool is_due(const scattering *run) {
     return run->sent - run->accepted >= (run->sent == run->tiles - 1 ? 1 : run->ahead);
 }
 
-/* Hands over the rest of a chunk, whose first tiles have been, and accepts tiles so that `left` are not accepted. */
+/* Whether the next tile is accepted now: it has come, so that nobody waits, or there is no other choice. */
+static tutti_status is_time(scattering *run, bool due, bool *now) {
+    *now = due;
+    return due || run->accepted == run->sent ? TUTTI_OK : try_take(run, now);
+}
+
+/* Hands over the rest of a chunk, whose first tiles have been, and accepts what has come; and more, so that no more
+ * than `left` are not accepted. */
 static tutti_status run_tiles(scattering *run, const chunk *of, int64_t left) {
     int64_t end = (of->first + of->rows + run->plan->tile_rows - 1) / run->plan->tile_rows;
     tutti_status status = TUTTI_OK;
-    while (status == TUTTI_OK && run->sent < end)
-        if (!is_due(run))
-            status = send_tile(run, of);
-        else
+    bool now = true;
+    while (status == TUTTI_OK && run->sent < end) {
+        status = is_time(run, is_due(run), &now);
+        if (status == TUTTI_OK && now)
             status = run_tile(run, of, run->sent < run->tiles - 1 || run->sent - run->accepted == 1);
-    while (status == TUTTI_OK && end - run->accepted > left)
-        status = run_tile(run, of, false);
+        else if (status == TUTTI_OK)
+            status = send_tile(run, of);
+    }
+    for (now = true; status == TUTTI_OK && now && run->accepted < end;) {
+        status = is_time(run, end - run->accepted > left, &now);
+        if (status == TUTTI_OK && now)
+            status = run_tile(run, of, false);
+    }
     return status;
 }
 
@@ -314,9 +345,8 @@ static void plan_tiles(scattering *run) {
     if (bytes == 0 || !run->state->own.fits)
         return;
     run->channels = tu_fused_channels(run->state, bytes);
-    bool worth_it = plan->rows >= CHUNKS_OF_LONG * plan->chunk_rows && is_direct(run) && !tu_team_is_open(&run->team);
     int64_t most = run->channels - 2, wanted = plan->chunk_rows / plan->tile_rows + 1;
-    if (worth_it && most > 1)
+    if (most > 1 && is_direct(run) && !tu_team_is_open(&run->team))
         run->ahead = wanted < most ? wanted : most;
 }
 

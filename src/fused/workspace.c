@@ -292,8 +292,12 @@ static size_t round_up(size_t bytes) {
 }
 
 size_t tu_fused_ring_for(const tu_fused *state, size_t block_bytes, size_t tile_bytes) {
-    size_t tiles = TU_FUSED_TILES * round_up(tile_bytes),
-           share = block_bytes < TU_FUSED_SHORT ? 0 : TU_FUSED_RINGS / (size_t)(state->size - 1);
+    size_t tiles = TU_FUSED_TILES * round_up(tile_bytes), all = TU_FUSED_RINGS;
+    if (block_bytes < TU_FUSED_SHORT)
+        all = 0;
+    else if (block_bytes > TU_FUSED_RINGS)
+        all = TU_FUSED_LONG_RINGS;
+    size_t share = all / (size_t)(state->size - 1);
     return round_up(tiles > share ? tiles : share);
 }
 

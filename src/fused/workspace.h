@@ -21,8 +21,9 @@
  * room for four of the largest, so that none falls on one of these two.
  *
  * WHY RANKS RUN AHEAD. A rank that must wait in each chunk for the slowest one pays for every disturbance of every
- * rank. In a long scatter it goes on with the next chunk instead, and accepts the tiles of this one when it sends
- * those: the others may be late by the time in which a chunk is made, and nobody waits.
+ * rank. Where a rank's own rows are computed in place it goes on with the next chunk instead, and accepts tiles of this
+ * one that have not come when it sends those: the others may be late by the time in which a chunk is made, and nobody
+ * waits. Tiles that have come are accepted at once, while this rank's own rows are in the caches.
  *
  * WHY A RING IS LARGER THAN THAT. Between cores that share a cache ordinary stores are quickest, but only to lines that
  * have left the caches of the core that has read them: so a rank's rings are twice as large as the second cache of
@@ -39,13 +40,14 @@
 #include "collective/arrival.h"
 #include "tensor/operator.h"
 
-#define TU_FUSED_PARTS 8                  /* tensors that are gathered together */
-#define TU_FUSED_TILES 4                  /* that a ring has room for at least */
-#define TU_FUSED_RINGS ((size_t)2 << 20)  /* bytes of all rings of a rank */
-#define TU_FUSED_SHORT ((size_t)16 << 10) /* blocks that are copied by ordinary stores in any case */
-#define TU_FUSED_CHANNELS 61              /* of the signals that announce tiles, at most */
-#define TU_FUSED_ALIGN 128u               /* of parts in a half, and of tiles */
-#define TU_FUSED_TEXT 200                 /* characters of a call in words */
+#define TU_FUSED_PARTS 8                      /* tensors that are gathered together */
+#define TU_FUSED_TILES 4                      /* that a ring has room for at least */
+#define TU_FUSED_RINGS ((size_t)2 << 20)      /* bytes of all rings of a rank */
+#define TU_FUSED_LONG_RINGS ((size_t)5 << 20) /* the same for blocks that are larger: most chunks fit in, and more */
+#define TU_FUSED_SHORT ((size_t)16 << 10)     /* blocks that are copied by ordinary stores in any case */
+#define TU_FUSED_CHANNELS 61                  /* of the signals that announce tiles, at most */
+#define TU_FUSED_ALIGN 128u                   /* of parts in a half, and of tiles */
+#define TU_FUSED_TEXT 200                     /* characters of a call in words */
 
 /* Where one part of a rank's shards lies, as told to the others. */
 typedef struct tu_fused_place {

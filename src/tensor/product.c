@@ -25,6 +25,8 @@
 #define LEAST 32768        /* multiplications that are worth a thread */
 #define MANY_ROWS 768      /* with so many, it may pay to pack the right matrix as a whole */
 #define RESULT (512 << 10) /* bytes of the result that stay in the second cache while its rows are made */
+#define LEAST_OF_PACKED \
+    256 /* rows of such a block that are worth reading a right matrix again that was packed before */
 
 typedef struct product {
     const tu_tensor_kernels *kernels;
@@ -246,8 +248,12 @@ static void multiply_blocks(void *context, int64_t begin, int64_t end) {
 }
 
 /* Rows first pays where every element is written several times, once for each block of the depth, and where an
- * epilogue goes over what was made: whole rows lie in memory one behind the other, as its other tensors do. */
+ * epilogue goes over what was made: whole rows lie in memory one behind the other, as its other tensors do. With a
+ * right matrix that is packed already, it does where a block has rows enough for reading that again. */
 static bool wants_rows(const product *whole) {
+    if (whole->packed_right != NULL)
+        return whole->depth > TU_PRODUCT_DEPTH && whole->rows > TU_PRODUCT_DEPTH &&
+               whole->columns * whole->element * LEAST_OF_PACKED <= RESULT;
     if (whole->rows < MANY_ROWS || whole->columns <= FEW_PANELS * whole->kernels->panel[whole->type])
         return false;
     return whole->epilogue != NULL || (whole->depth > TU_PRODUCT_DEPTH && whole->columns <= whole->rows);
@@ -266,11 +272,13 @@ static int64_t blocks_of(const product *whole) {
 static bool multiply_by_rows(const product *whole, bool add) {
     by_rows job = { .whole = *whole, .epilogue = whole->epilogue, .blocks = blocks_of(whole), .add = add };
     size_t bytes = (size_t)(padded_columns(whole) * whole->depth * whole->element);
-    packing right = { *whole, tu_block_alloc(tu_self(), bytes) };
-    if (right.to == NULL)
-        return false;
-    pack_right(&right);
-    job.whole.packed_right = right.to;
+    packing right = { *whole, NULL };
+    if (whole->packed_right == NULL) {
+        if ((right.to = tu_block_alloc(tu_self(), bytes)) == NULL)
+            return false;
+        pack_right(&right);
+        job.whole.packed_right = right.to;
+    }
     job.whole.epilogue = NULL;
     tu_parallel(job.blocks, 1, multiply_blocks, &job);
     tu_block_free(tu_self(), right.to, bytes);
@@ -279,7 +287,7 @@ static bool multiply_by_rows(const product *whole, bool add) {
 
 static tutti_status multiply_all(const product *whole, bool add) {
     int64_t block = block_of(whole->rows);
-    bool by_rows = whole->packed_right == NULL && whole->parts == NULL && wants_rows(whole), done = true;
+    bool by_rows = whole->parts == NULL && wants_rows(whole), done = true;
     if (by_rows)
         done = multiply_by_rows(whole, add);
     for (int64_t first = 0; first < whole->rows && !by_rows && done; first += block) {

@@ -81,6 +81,27 @@ TEST_WORLD(products_of_many_rows_have_the_bits_of_the_matmul_of_each_ranks_rows,
     END;
 }
 
+/* Deep products of our own with a matrix that was packed before go by blocks of rows: the last block has fewer rows,
+ * the last panel fewer columns, the last part of the depth is shorter. */
+TEST_WORLD(deep_products_of_many_rows_have_the_bits_of_the_unfused_pair, 2) {
+    BEGIN;
+    const struct {
+        int64_t rows, depth, columns;
+        tutti_dtype dtype;
+    } of[] = { { 401, 500, 70, TUTTI_F32 }, { 1030, 390, 500, TUTTI_F32 }, { 700, 1100, 40, TUTTI_F64 } };
+    for (int i = 0; i < (test_sanitized() ? 1 : 3); i++) {
+        tt_tensor *left = uniform(tt_shape(ranks * of[i].rows, of[i].depth), of[i].dtype, rank),
+                  *right = uniform(tt_shape(of[i].depth, of[i].columns), of[i].dtype, 20),
+                  *shard = tt_contiguous(tt_narrow(left, 0, 0, of[i].rows));
+        tt_tensor *scattered = tt_fused_matmul_reduce_scatter(left, right, TUTTI_SUM, 0, group),
+                  *gathered = tt_fused_all_gather_matmul(shard, tt_tensors(right), 0, group, NULL).at[0];
+        double apart = same_in_any_shape(of[i].dtype) ? 0 : 1e-4;
+        CHECK(tt_allclose(scattered, tt_reduce_scatter(tt_matmul(left, right), TUTTI_SUM, 0, group), apart, apart));
+        CHECK(tt_allclose(gathered, tt_matmul(tt_all_gather(shard, 0, group), right), apart, apart));
+    }
+    END;
+}
+
 /* A right matrix that is not packed once for all: our own products take a panel's shards where they lie, which is in
  * symmetric memory, in a workspace that may have to grow first, by rows, by columns, or with gaps; others put them
  * together. */

@@ -43,7 +43,7 @@ TEST(a_tile_never_lies_on_one_that_may_not_have_been_read) {
     for (int run = 0; run < 400; run++) {
         tu_fused state = { .size = 2 };
         size_t most = 1 + values_random(&random) % 4000, each = 1 + values_random(&random) % most;
-        state.ring_bytes = tu_fused_ring_for(&state, run % 2 == 0 ? most : (size_t)1 << 20, most);
+        state.ring_bytes = tu_fused_ring_for(&state, run % 3 == 0 ? most : (size_t)run % 3 << 21, most);
         state.ring_at = values_random(&random) % (state.ring_bytes / TU_FUSED_ALIGN + 1) * TU_FUSED_ALIGN;
         int channels = tu_fused_channels(&state, each);
         CHECK(channels >= 1 && channels <= TU_FUSED_CHANNELS);
@@ -64,6 +64,9 @@ TEST(rings_are_larger_than_a_cache_only_where_blocks_are_worth_it) {
     CHECK_EQ(tu_fused_ring_for(&two, (size_t)1 << 20, (size_t)1 << 18), (size_t)2 << 20);
     CHECK_EQ(tu_fused_ring_for(&five, (size_t)1 << 20, (size_t)1 << 16), (size_t)1 << 19);
     CHECK_EQ(tu_fused_ring_for(&five, (size_t)1 << 20, (size_t)1 << 18), (size_t)1 << 20);
+    CHECK_EQ(tu_fused_ring_for(&two, (size_t)2 << 20, (size_t)1 << 17), (size_t)2 << 20);
+    CHECK_EQ(tu_fused_ring_for(&two, ((size_t)2 << 20) + 1, (size_t)1 << 17), (size_t)5 << 20);
+    CHECK_EQ(tu_fused_ring_for(&five, (size_t)8 << 20, (size_t)1 << 17), (size_t)5 << 18);
 }
 
 /* ---- bits ---- */
@@ -93,17 +96,20 @@ static void many_calls(tutti_world *world, void *argument) {
     }
 }
 
-/* Blocks of several chunks, in which ranks run ahead of each other: the last chunk has many tiles, one, or one row of
- * one. A short call, whose tiles are smaller, follows each. */
+/* Blocks of one to five chunks, in which ranks run ahead of each other: the last chunk has many tiles, one, or one row
+ * of one; among many ranks, chunks of bf16 are larger than a ring. A short call, whose tiles are smaller, follows
+ * each. */
 static void long_calls(tutti_world *world, void *argument) {
     static const int64_t rests[] = { 32, 33, 0, 1, 64, 200 };
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
     for (int call = 0; call < *(const int *)argument; call++) {
         tt_scope scope = tt_scope_open();
-        int64_t rows = 1024 + rests[call % 6];
-        tt_tensor *left = whole(tt_shape(ranks * rows, 2), TUTTI_F32, rank + call),
-                  *right = whole(tt_shape(2, 1024), TUTTI_F32, call), *few = tt_narrow(left, 0, 0, ranks * 3);
+        int64_t rows = (call % 2 == 0 ? 1024 : 256) + rests[call / 2 % 6];
+        tutti_dtype dtype = call % 4 == 3 ? TUTTI_BF16 : TUTTI_F32;
+        tt_tensor *left = whole(tt_shape(ranks * rows, 2), dtype, rank + call),
+                  *right = whole(tt_shape(2, dtype == TUTTI_F32 ? 1024 : 4096), dtype, call),
+                  *few = tt_narrow(left, 0, 0, ranks * 3);
         tt_tensor *expected = tt_reduce_scatter(tt_matmul(left, right), TUTTI_SUM, 0, group),
                   *expected_few = tt_reduce_scatter(tt_matmul(few, right), TUTTI_SUM, 0, group);
         if (call % ranks == rank)
