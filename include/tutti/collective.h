@@ -109,7 +109,8 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_permute(tutti_group *group, const voi
  * 80 bytes that no receive awaits is an error (shorter ones wait for nobody). To TUTTI_NOBODY nothing is sent.
  *
  * Sends and receives of several ranks that wait for each other in a circle are an error too: it is found at once where
- * no other thread of a rank could still come, and ends the group with TUTTI_ERROR_MISMATCH.
+ * no other thread of a rank could still come, and ends the group with TUTTI_ERROR_MISMATCH; between hosts it ends with
+ * the deadline.
  *
  * tutti_call.strided_in and strided_out say how the elements lie when not one after the other; the other side need not
  * do alike. A rank keeps 16384 messages of each other rank that it has not received yet; further sends to it wait.

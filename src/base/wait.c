@@ -139,8 +139,13 @@ tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *), void *arg
             longest = looking.next - now;
         if (longest > LOOK_INTERVAL)
             longest = LOOK_INTERVAL;
-        if (longest > 0)
-            sleep_once(wait, ready, argument, longest);
+        if (longest <= 0)
+            continue;
+        if (wait->sleeping != NULL)
+            wait->sleeping(wait->argument, true);
+        sleep_once(wait, ready, argument, longest);
+        if (wait->sleeping != NULL)
+            wait->sleeping(wait->argument, false);
     }
 }
 

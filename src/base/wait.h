@@ -38,8 +38,10 @@ typedef struct tu_wait {
     const _Atomic uint32_t *departures; /* ranks that are gone: another number than at the last look, or than 0 at the
                                            first, calls for a look at once; may be NULL */
     void *argument;
-    uint32_t spins;  /* pauses before the first yield; 0 when ranks outnumber cores */
-    uint32_t yields; /* yields before the first sleep */
+    void (*sleeping)(void *argument, bool begins); /* around every sleep, for those who have something else to look
+                                                      after while they look; may be NULL */
+    uint32_t spins;                                /* pauses before the first yield; 0 when ranks outnumber cores */
+    uint32_t yields;                               /* yields before the first sleep */
 } tu_wait;
 
 /* The rungs for this machine: `runnable` ranks and engine threads on `cores` cores. */

@@ -11,7 +11,7 @@
  * real edges cannot be left by anybody.
  *
  * A process in which another thread could still come with the missing call is never said to be blocked: its circles end
- * with the deadline, as do those in which somebody receives from anybody.
+ * with the deadline, as do those in which somebody receives from anybody, and those of groups across hosts.
  */
 #include <dirent.h>
 #include <stdio.h>
@@ -191,7 +191,7 @@ static tutti_status circle_error(const tu_messages *messages, const tu_request *
 }
 
 tutti_status tu_cycle_look(tu_messages *messages, const tu_request *request) {
-    if (messages->state->size < 2 || !say_blocked(messages, request))
+    if (messages->state->size < 2 || messages->network != NULL || !say_blocked(messages, request))
         return TUTTI_OK;
     size_t size = (size_t)messages->state->size;
     int *circle = malloc(size * sizeof *circle);

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "collective/message.h"
 #include "collective/work.h"
 #include "collective/works.h"
 #include "world/group.h"
@@ -16,8 +17,6 @@
 
 static void free_hosts(void *argument) {
     tu_hosts *hosts = argument;
-    atomic_store_explicit(&hosts->group->here, NULL, memory_order_release);
-    tutti_group_release(hosts->here);
     free(hosts->hosts);
     free(hosts->members);
     free(hosts->scratch);
@@ -69,6 +68,12 @@ static tutti_status make_hosts(void *owner, void **made) {
         return tu_error_memory("the hosts of a group", size * sizeof *hosts->hosts);
     }
     hosts->group = group;
+    hosts->here = group->here;
+    tutti_status status = tu_network_group_get(group, &hosts->network);
+    if (status != TUTTI_OK) {
+        free_hosts(hosts);
+        return status;
+    }
     place_members(hosts);
     *made = hosts;
     return TUTTI_OK;
@@ -82,56 +87,15 @@ static tu_hosts *hosts_of(const tutti_group *group) {
 
 /* ---- setting up ---- */
 
-/* The group of the members on this host: under the name of the whole, so that messages speak of what the user knows. */
-static tutti_status make_here(tu_hosts *hosts, int64_t deadline) {
-    tutti_group *group = hosts->group;
-    const tu_host *host = &hosts->hosts[hosts->host];
-    if (host->count == 1)
-        return TUTTI_OK;
-    int *ranks = malloc((size_t)host->count * sizeof *ranks);
-    if (ranks == NULL)
-        return tu_error_memory("the ranks of a host", (size_t)host->count * sizeof *ranks);
-    for (int i = 0; i < host->count; i++)
-        ranks[i] = group->ranks[host->members[i]];
-    tu_group_plan plan = { .name = group->name,
-                           .description = "the members of a group on one host",
-                           .key = tu_group_key("host of %016llx", (unsigned long long)group->key),
-                           .ranks = ranks,
-                           .count = host->count };
-    tutti_group *here = NULL;
-    const tu_piece *piece = NULL;
-    tutti_status status = tu_group_reserve(group->world, &plan, &here, &piece);
-    free(ranks);
-    if (status != TUTTI_OK)
-        return status;
-    status = tu_group_share_page(here, piece, deadline);
-    if (status != TUTTI_OK) {
-        tutti_group_release(here);
-        return status;
-    }
-    here->recorder_index = group->recorder_index;
-    hosts->here = here;
-    atomic_store_explicit(&group->here, here, memory_order_release); /* pairs with tu_group_overhear */
-    return TUTTI_OK;
-}
-
+/* Messages see to it themselves, and do not take turns with it. */
 static tutti_status prepare(tu_task *task) {
     void *made = hosts_of(task->group);
-    tutti_status status = TUTTI_OK;
-    if (made != NULL && ((tu_hosts *)made)->ready)
+    if (made != NULL || task->row->kind == TU_KIND_MESSAGE)
         return TUTTI_OK;
     tu_task_record(task);
     tu_network_group *network; /* attached before, so that it outlives what uses it */
-    status = tu_network_group_get(task->group, &network);
-    if (status == TUTTI_OK)
-        status = tu_attachment_get(&task->group->attachments, &hosts_attachment, &made);
-    if (status != TUTTI_OK)
-        return status;
-    tu_hosts *hosts = made;
-    hosts->network = network;
-    status = make_here(hosts, tu_task_deadline(task));
-    hosts->ready = status == TUTTI_OK;
-    return status;
+    tutti_status status = tu_network_group_get(task->group, &network);
+    return status == TUTTI_OK ? tu_attachment_get(&task->group->attachments, &hosts_attachment, &made) : status;
 }
 
 tutti_status tu_hosts_scratch(tu_hosts *hosts, size_t bytes, unsigned char **scratch) {
@@ -251,7 +215,7 @@ tutti_status tu_round_wait(tu_round *round) {
 static bool serves(const tutti_group *group, const tu_task *task) {
     tu_kind kind = task->row->kind;
     return !group->local && task->custom == NULL && task->forced == TUTTI_ALGORITHM_AUTO &&
-           (kind == TU_KIND_BARRIER || kind == TU_KIND_REDUCTION || kind == TU_KIND_MOVE);
+           (kind == TU_KIND_BARRIER || kind == TU_KIND_REDUCTION || kind == TU_KIND_MOVE || kind == TU_KIND_MESSAGE);
 }
 
 static void say(tu_hosts *hosts, tu_task *task) {
@@ -282,6 +246,8 @@ static void note(tu_task *task) {
 
 static tutti_status run(tu_task *task) {
     tu_hosts *hosts = hosts_of(task->group);
+    if (task->row->kind == TU_KIND_MESSAGE)
+        return tu_message_run(task);
     tu_task_record(task);
     tu_network_enter(hosts->network);
     say(hosts, task);
@@ -297,9 +263,19 @@ static tutti_status run(tu_task *task) {
 
 /* ---- works ---- */
 
+static tutti_status start(tutti_work *work) {
+    return work->task.row->kind == TU_KIND_MESSAGE ? tu_message_start(work) : tu_works_queue(work);
+}
+
 static tutti_status test(tutti_work *work, bool *finished) {
+    if (work->request != NULL)
+        tu_messages_poll(work->task.state);
     *finished = tu_work_done(work);
     return TUTTI_OK;
+}
+
+static tutti_status wait(tutti_work *work, int64_t deadline) {
+    return work->request != NULL ? tu_messages_wait(work, deadline) : tu_works_wait(work, deadline);
 }
 
 const tu_executor tu_executor_hosts = { .name = "hosts",
@@ -307,6 +283,6 @@ const tu_executor tu_executor_hosts = { .name = "hosts",
                                         .serves = serves,
                                         .prepare = prepare,
                                         .run = run,
-                                        .start = tu_works_queue,
+                                        .start = start,
                                         .test = test,
-                                        .wait = tu_works_wait };
+                                        .wait = wait };

@@ -18,11 +18,10 @@ typedef struct tu_host {
 typedef struct tu_hosts {
     tutti_group *group;
     tu_network_group *network;
-    tutti_group *here;           /* of the members on this host; NULL: this rank is the only one */
+    tutti_group *here;           /* = group->here */
     int host_count, host, index; /* hosts in the order of their first members; this rank's, and its place there */
     int columns;                 /* members of the host that has fewest */
     bool contiguous;             /* members of a host follow each other in the group */
-    bool ready;
     tu_host *hosts;
     int *members; /* what hosts[…].members point into */
     unsigned char *scratch;

@@ -30,6 +30,7 @@ static void free_messages(tu_messages *messages) {
     pthread_mutex_destroy(&messages->lock);
     pthread_cond_destroy(&messages->changed);
     tu_channels_close(&messages->channels);
+    free(messages->places);
     free(messages->early_count);
     free(messages->full_in);
     free(messages);
@@ -44,7 +45,9 @@ static tutti_status make_messages(tu_collective *state, tu_messages **made) {
     messages->blocked_on = -1;
     pthread_mutex_init(&messages->lock, NULL);
     pthread_cond_init(&messages->changed, NULL);
-    tutti_status status = tu_channels_open(&messages->channels, state);
+    tutti_status status = tu_letters_open(messages);
+    if (status == TUTTI_OK)
+        status = tu_channels_open(&messages->channels, state, messages->here, messages->here_count);
     messages->early_count = calloc((size_t)state->size, sizeof(int));
     messages->full_in = calloc((size_t)state->size, sizeof(uint64_t));
     if (status == TUTTI_OK && (messages->early_count == NULL || messages->full_in == NULL))
@@ -59,10 +62,33 @@ static tutti_status make_messages(tu_collective *state, tu_messages **made) {
     return TUTTI_OK;
 }
 
+/* Messages across hosts end before the group's side of the network, which is attached later than the state: so they are
+ * attached too. */
+static tutti_status attach_to_state(void *owner, void **made) {
+    *made = tu_collective_find(owner);
+    return TUTTI_OK;
+}
+
+static void end_before_network(void *argument) {
+    tu_collective *state = argument;
+    tu_messages_end(atomic_exchange_explicit(&state->messages, NULL, memory_order_acq_rel));
+}
+
+static const tu_attachment messages_attachment = { .make = attach_to_state, .end = end_before_network };
+
+static tutti_status prepare_to_end(tu_collective *state) {
+    tu_network_group *network;
+    void *attached;
+    tutti_status status = tu_network_group_get(state->group, &network);
+    return status == TUTTI_OK ? tu_attachment_get(&state->group->attachments, &messages_attachment, &attached) : status;
+}
+
 static tutti_status get_messages(tu_collective *state, tu_messages **found) {
     tu_messages *messages = atomic_load_explicit(&state->messages, memory_order_acquire);
     if (messages == NULL) {
-        tutti_status status = make_messages(state, &messages);
+        tutti_status status = state->group->local ? TUTTI_OK : prepare_to_end(state);
+        if (status == TUTTI_OK)
+            status = make_messages(state, &messages);
         if (status != TUTTI_OK)
             return status;
         tu_messages *none = NULL;
@@ -70,6 +96,8 @@ static tutti_status get_messages(tu_collective *state, tu_messages **found) {
                                                      memory_order_acquire)) {
             free_messages(messages);
             messages = none;
+        } else {
+            tu_letters_listen(messages);
         }
     }
     *found = messages;
@@ -108,14 +136,14 @@ static void find_unclaimed(const tu_messages *messages, unclaimed *list) {
     *list = (unclaimed){ .count = 0 };
     for (const tu_unexpected *early = messages->early; early != NULL; early = early->next)
         add_unclaimed(list, early->source, &early->packet);
-    for (int source = 0; source < messages->state->size; source++) {
-        const tu_channel *channel = tu_channel_of(&messages->channels, source, messages->state->rank);
-        for (uint64_t next = messages->channels.taken[source];; next++) {
+    for (int place = 0; place < messages->channels.size; place++) {
+        const tu_channel *channel = tu_channel_of(&messages->channels, place, messages->channels.rank);
+        for (uint64_t next = messages->channels.taken[place];; next++) {
             const tu_packet *packet = &channel->packets[next % TU_PACKETS];
             /* Pairs with the release in tu_packet_post. */
             if (atomic_load_explicit(&packet->number, memory_order_acquire) != next + 1)
                 break;
-            add_unclaimed(list, source, packet);
+            add_unclaimed(list, tu_member_at(messages, place), packet);
         }
     }
 }
@@ -150,10 +178,12 @@ void tu_message_failed(const tu_task *task, tutti_status status) {
 }
 
 /* At the end of a group: a message that vanishes unread is most often a mistake in the program. */
-static void warn_unclaimed(const tu_messages *messages) {
+static void warn_unclaimed(tu_messages *messages) {
     const tutti_group *group = messages->state->group;
     unclaimed list;
     char more[32];
+    if (messages->network != NULL)
+        tu_requests_progress(messages); /* what has come and was not looked at */
     find_unclaimed(messages, &list);
     if (list.count != 0 && !tu_group_ended(group))
         TU_LOG(TUTTI_LOG_WARN, group->world->log, "collective",
@@ -230,7 +260,11 @@ static tu_request *take_done(tu_messages *messages) {
 
 void tu_messages_poll(tu_collective *state) {
     tu_messages *messages = atomic_load_explicit(&state->messages, memory_order_acquire);
-    if (messages == NULL || pthread_mutex_trylock(&messages->lock) != 0)
+    if (messages == NULL)
+        return;
+    if (messages->network != NULL)
+        tu_network_poll(messages->network);
+    if (pthread_mutex_trylock(&messages->lock) != 0)
         return;
     tu_requests_progress(messages);
     tu_request *done = take_done(messages);
@@ -245,7 +279,8 @@ typedef struct message_wait {
     const _Atomic uint32_t *flag;
     int peer;
     tu_messages *messages;
-    const tu_request *request;               /* that the calling thread is blocked in; NULL: it may do other things */
+    const tu_request
+        *request; /* that the calling thread is blocked in; NULL: it may do other things, or across hosts */
     tutti_status (*look_at_members)(void *); /* what the wait of a group looks at */
 } message_wait;
 
@@ -262,11 +297,26 @@ static bool missing(void *argument, int member) {
     return wait->peer < 0 || member == wait->peer;
 }
 
+/* What else can happen in a group across hosts. */
+static tutti_status look_at_hosts(tu_messages *messages, const tu_group_wait *wait, tutti_status status) {
+    status = tu_network_look(messages->network, wait, status);
+    return status == TUTTI_OK ? tu_letters_reach(messages) : status;
+}
+
 static tutti_status look(void *argument) {
     const tu_group_wait *wait = argument;
     const message_wait *awaited = wait->argument;
     tutti_status status = awaited->look_at_members(argument);
+    if (awaited->messages->network != NULL)
+        return look_at_hosts(awaited->messages, wait, status);
     return status == TUTTI_OK && awaited->request != NULL ? tu_cycle_look(awaited->messages, awaited->request) : status;
+}
+
+/* A thread that spins drives the network; while it sleeps the network's own thread does. */
+static void sleeping(void *argument, bool begins) {
+    const tu_group_wait *wait = argument;
+    const message_wait *awaited = wait->argument;
+    (begins ? tu_network_rest : tu_network_enter)(awaited->messages->network);
 }
 
 static tutti_status await(tu_collective *state, const tu_task *task, int64_t deadline, tu_group_wait *wait) {
@@ -279,12 +329,20 @@ static tutti_status await(tu_collective *state, const tu_task *task, int64_t dea
     wait->wait.check = look;
     /* Between two looks a pause only: a look goes through the rings of all peers. */
     wait->wait.spins = state->spins / 8;
-    return tu_wait_until(&wait->wait, ready, awaited);
+    tu_network_group *network = awaited->messages->network;
+    if (network == NULL)
+        return tu_wait_until(&wait->wait, ready, awaited);
+    wait->wait.sleeping = sleeping;
+    tu_network_enter(network);
+    tutti_status status = tu_wait_until(&wait->wait, ready, awaited);
+    tu_network_leave(network);
+    return status;
 }
 
 tutti_status tu_messages_wait(tutti_work *work, int64_t deadline) {
     tu_collective *state = work->task.state;
-    message_wait awaited = { .flag = &work->done };
+    message_wait awaited = { .flag = &work->done,
+                             .messages = atomic_load_explicit(&state->messages, memory_order_acquire) };
     tu_group_wait wait = { .argument = &awaited };
     tutti_status status = await(state, &work->task, deadline, &wait);
     if (status == TUTTI_OK || status == TUTTI_ERROR_TIMEOUT)
@@ -343,8 +401,9 @@ static void fail_works(tu_messages *messages, tu_request *request, const tu_grou
 
 typedef struct helper_wait {
     tu_messages *messages;
-    int works;     /* when the wait began */
-    bool from_any; /* all of them are receives from anybody */
+    tutti_status (*look_at_members)(void *); /* what the wait of a group looks at */
+    int works;                               /* when the wait began */
+    bool from_any;                           /* all of them are receives from anybody */
 } helper_wait;
 
 /* Something happened to the works: look again whose turn it is. */
@@ -369,6 +428,13 @@ static bool is_awaited(void *argument, int member) {
     return awaited;
 }
 
+static tutti_status help_look(void *argument) {
+    const tu_group_wait *wait = argument;
+    const helper_wait *awaited = wait->argument;
+    tutti_status status = awaited->look_at_members(argument);
+    return awaited->messages->network != NULL ? look_at_hosts(awaited->messages, wait, status) : status;
+}
+
 /* Who closed its world, from the error that says so; -1: nobody in particular. */
 static int who_closed(const helper_wait *wait, tutti_status status) {
     tutti_error_info info = TUTTI_ERROR_INFO_INIT;
@@ -380,7 +446,7 @@ static int who_closed(const helper_wait *wait, tutti_status status) {
 
 /* With the lock held and works under way; gives it back unlocked. */
 static void help_works(tu_messages *messages) {
-    helper_wait wait = { messages, messages->works, true };
+    helper_wait wait = { .messages = messages, .works = messages->works, .from_any = true };
     int64_t deadline = INT64_MAX;
     tu_task task = { .group = NULL };
     for (tu_request *request = messages->first; request != NULL; request = request->next) {
@@ -396,6 +462,8 @@ static void help_works(tu_messages *messages) {
     tu_group_wait group_wait;
     tu_group_wait_init(&group_wait, messages->state->group, &task.info, task.ticket, deadline, is_awaited, &wait);
     group_wait.any = wait.from_any;
+    wait.look_at_members = group_wait.wait.check;
+    group_wait.wait.check = help_look;
     group_wait.wait.spins = 0;
     group_wait.wait.yields = 20;
     tutti_status status = tu_wait_until(&group_wait.wait, works_changed, &wait);
@@ -439,19 +507,33 @@ void tu_messages_end(tu_messages *messages) {
     pthread_cond_broadcast(&messages->changed);
     pthread_mutex_unlock(&messages->lock);
     if (orphan) {
+        tu_letters_close(messages);
         pthread_detach(thread);
         return;
     }
     if (running)
         pthread_join(thread, NULL);
+    tu_letters_close(messages);
     warn_unclaimed(messages);
     free_messages(messages);
 }
 
 /* ---- the way in ---- */
 
+/* Looks for those on other hosts that the requests are for. Who waits looks again, and tells what is wrong. */
+static void begin_to_reach(tu_messages *messages, tu_request *const *requests, int count) {
+    tutti_error_copy before;
+    tu_error_save(&before);
+    for (int i = 0; i < count; i++)
+        tu_letters_want(messages, requests[i]->task->info.root);
+    if (tu_letters_reach(messages) != TUTTI_OK)
+        tu_error_restore(&before);
+}
+
 /* Begins requests and moves them on as far as they go. */
 static void begin(tu_messages *messages, tu_request *const *requests, int count) {
+    if (messages->network != NULL)
+        begin_to_reach(messages, requests, count);
     pthread_mutex_lock(&messages->lock);
     for (int i = 0; i < count; i++)
         tu_request_begin(messages, requests[i]);

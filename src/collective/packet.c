@@ -2,14 +2,31 @@
 #include "collective/packet.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-tutti_status tu_channels_open(tu_channels *channels, tu_collective *state) {
+/* Where the channels lie: behind the page of the group, or of its part on this host. */
+static unsigned char *find_area(tu_channels *channels, const tutti_group *group) {
+    const tutti_group *of = channels->members == NULL ? group : group->here;
+    if (of != NULL)
+        return (unsigned char *)of->page + sizeof(tu_group_page);
+    size_t bytes = tu_area_bytes(1); /* to itself a rank sends as to others */
+    channels->own_area = aligned_alloc(TU_LINE, (bytes + TU_LINE - 1) / TU_LINE * TU_LINE);
+    return channels->own_area != NULL ? memset(channels->own_area, 0, bytes) : NULL;
+}
+
+tutti_status tu_channels_open(tu_channels *channels, tu_collective *state, const int *members, int count) {
     channels->state = state;
-    channels->area = (unsigned char *)state->group->page + sizeof(tu_group_page);
-    channels->fragment_bytes = tu_area_fragment_bytes(state->size);
-    size_t size = (size_t)state->size;
+    channels->members = members;
+    channels->size = members == NULL ? state->size : count;
+    channels->rank = state->rank;
+    for (int place = 0; members != NULL && place < count; place++)
+        if (members[place] == state->rank)
+            channels->rank = place;
+    channels->fragment_bytes = tu_area_fragment_bytes(channels->size);
+    channels->area = find_area(channels, state->group);
+    size_t size = (size_t)channels->size;
     channels->sent = calloc(3 * size, sizeof(uint64_t));
-    if (channels->sent == NULL)
+    if (channels->sent == NULL || channels->area == NULL)
         return tu_error_memory("sends and receives", 3 * size * sizeof(uint64_t));
     channels->taken = channels->sent + size;
     channels->seen_taken = channels->taken + size;
@@ -18,6 +35,7 @@ tutti_status tu_channels_open(tu_channels *channels, tu_collective *state) {
 
 void tu_channels_close(tu_channels *channels) {
     free(channels->sent);
+    free(channels->own_area);
 }
 
 /* ---- posting ---- */
@@ -37,7 +55,7 @@ bool tu_packet_post_short(tu_channels *channels, int peer, tu_packet_kind kind, 
 
 static uint64_t taken_by(const tu_channels *channels, int peer) {
     /* Pairs with the release in tu_packet_taken: the fragment has been read. */
-    return atomic_load_explicit(&tu_channel_of(channels, channels->state->rank, peer)->taken, memory_order_acquire);
+    return atomic_load_explicit(&tu_channel_of(channels, channels->rank, peer)->taken, memory_order_acquire);
 }
 
 int tu_fragment_find(const tu_channels *channels) {
@@ -59,7 +77,7 @@ bool tu_packet_post_fragment(tu_channels *channels, int peer, uint64_t message, 
     int index = packet != NULL ? tu_fragment_find(channels) : -1;
     if (index < 0)
         return false;
-    fill(argument, tu_fragment(channels, channels->state->rank, (uint32_t)index), offset, bytes);
+    fill(argument, tu_fragment(channels, channels->rank, (uint32_t)index), offset, bytes);
     packet->kind = TU_PACKET_FRAGMENT;
     packet->message = message;
     packet->offset = offset;

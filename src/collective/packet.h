@@ -12,6 +12,9 @@
  *     WRITTEN    sender to receiver   the data was written into the receiver's symmetric memory
  *     DONE       receiver to sender   the data was read from the sender's symmetric memory or its fragment
  *
+ * In a group across hosts these are the channels of the members on this host (group->here), and packets for the others
+ * go as letters (memory/network.h): the same packet, and behind it its data.
+ *
  * A packet is what another process wrote: whoever takes one checks every number in it before using it.
  */
 #ifndef TU_COLLECTIVE_PACKET_H
@@ -59,10 +62,14 @@ typedef struct tu_channel {
 } tu_channel;
 _Static_assert(sizeof(tu_channel) == TU_AREA_CHANNEL, "world.h reserves the channels");
 
-/* This rank's ends of the channels of a group. */
+/* This rank's ends of the channels of a group. Their ends have places: of a group across hosts those of its members on
+ * this host; else every member's is its rank. */
 typedef struct tu_channels {
     tu_collective *state;
     unsigned char *area; /* of the group: channels by sender and receiver, then fragments by sender */
+    void *own_area;      /* of a rank that is alone on its host: the same memory; else NULL */
+    int rank, size;      /* this rank's place, and how many there are */
+    const int *members;  /* by place; NULL: they are the same */
     size_t fragment_bytes;
     uint64_t *sent, *taken; /* packets by peer */
     uint64_t *seen_taken;   /* by peer: how many of this rank's it had taken when that was last looked at */
@@ -72,22 +79,28 @@ typedef struct tu_channels {
     } fragments[TU_AREA_FRAGMENTS];
 } tu_channels;
 
-tutti_status tu_channels_open(tu_channels *channels, tu_collective *state);
+/* members: the places in a group across hosts, lent; NULL in others. */
+tutti_status tu_channels_open(tu_channels *channels, tu_collective *state, const int *members, int count);
 void tu_channels_close(tu_channels *channels);
 
 static inline tu_channel *tu_channel_of(const tu_channels *channels, int sender, int receiver) {
-    return (tu_channel *)(void *)channels->area + (size_t)sender * (size_t)channels->state->size + (size_t)receiver;
+    return (tu_channel *)(void *)channels->area + (size_t)sender * (size_t)channels->size + (size_t)receiver;
 }
 static inline unsigned char *tu_fragment(const tu_channels *channels, int sender, uint32_t index) {
-    size_t size = (size_t)channels->state->size;
+    size_t size = (size_t)channels->size;
     return channels->area + size * size * TU_AREA_CHANNEL +
            ((size_t)sender * TU_AREA_FRAGMENTS + index) * channels->fragment_bytes;
+}
+
+static inline void tu_channel_ring(const tu_channels *channels, int peer) {
+    int member = channels->members == NULL ? peer : channels->members[peer];
+    tu_bell_ring(channels->state->sleepers, channels->state->bells[member]);
 }
 
 /* Where the next packet to `peer` goes; NULL while the ring is full. tu_packet_post makes it visible. */
 static inline tu_packet *tu_packet_next(tu_channels *channels, int peer) {
     uint64_t sent = channels->sent[peer];
-    tu_channel *channel = tu_channel_of(channels, channels->state->rank, peer);
+    tu_channel *channel = tu_channel_of(channels, channels->rank, peer);
     /* The receiver's word is looked at only when the ring could be full: each look takes the line away from it. Pairs
      * with the release in tu_packet_taken: the packet's place has been read. */
     if (sent - channels->seen_taken[peer] >= TU_PACKETS)
@@ -97,7 +110,7 @@ static inline tu_packet *tu_packet_next(tu_channels *channels, int peer) {
 static inline uint64_t tu_packet_post(tu_channels *channels, tu_packet *packet, int peer) {
     uint64_t number = ++channels->sent[peer];
     atomic_store_explicit(&packet->number, number, memory_order_release); /* pairs with tu_packet_look */
-    tu_bell_ring(channels->state->sleepers, channels->state->bells[peer]);
+    tu_channel_ring(channels, peer);
     return number;
 }
 /* A packet without data; false while the ring is full. */
@@ -114,14 +127,14 @@ void tu_fragment_use(tu_channels *channels, int fragment, int peer, uint64_t pac
 /* The next packet from `source` that was not taken; NULL: none. */
 static inline const tu_packet *tu_packet_look(const tu_channels *channels, int source) {
     uint64_t taken = channels->taken[source];
-    const tu_packet *packet = &tu_channel_of(channels, source, channels->state->rank)->packets[taken % TU_PACKETS];
+    const tu_packet *packet = &tu_channel_of(channels, source, channels->rank)->packets[taken % TU_PACKETS];
     /* Pairs with the release in tu_packet_post. */
     return atomic_load_explicit(&packet->number, memory_order_acquire) == taken + 1 ? packet : NULL;
 }
 static inline void tu_packet_taken(tu_channels *channels, int source) {
     uint64_t taken = ++channels->taken[source];
     /* Pairs with tu_packet_next, tu_fragment_find, and with tu_channel_empty. */
-    atomic_store_explicit(&tu_channel_of(channels, source, channels->state->rank)->taken, taken, memory_order_release);
+    atomic_store_explicit(&tu_channel_of(channels, source, channels->rank)->taken, taken, memory_order_release);
 }
 /* Whether everything that `sender` posted to `receiver` has been taken. */
 bool tu_channel_empty(const tu_channels *channels, int sender, int receiver);

@@ -115,18 +115,24 @@ static unsigned char *resolve(const tu_messages *messages, int peer, uint32_t in
 
 /* ---- receiving ---- */
 
-/* A message whose data lies in a fragment of its sender's. */
-static void read_fragment(tu_messages *messages, tu_request *request, int source, const tu_packet *packet) {
+/* A message whose data lies in a fragment of its sender's, or came with its letter. */
+static void read_fragment(tu_messages *messages, tu_request *request, int source, const tu_packet *packet,
+                          const void *payload) {
     uint32_t fragment = packet->fragment;
-    if (fragment > TU_AREA_FRAGMENTS || packet->bytes > messages->channels.fragment_bytes) {
-        fail(messages, request, "a fragment that its message does not have");
-        return;
+    const void *data = payload;
+    if (!tu_elsewhere(messages, source)) {
+        if (fragment > TU_AREA_FRAGMENTS || packet->bytes > messages->channels.fragment_bytes) {
+            fail(messages, request, "a fragment that its message does not have");
+            return;
+        }
+        data = tu_fragment(&messages->channels, tu_place_of(messages, source), fragment - 1);
     }
-    strided_scatter(request->task, tu_fragment(&messages->channels, source, fragment - 1), 0, packet->bytes);
+    strided_scatter(request->task, data, 0, packet->bytes);
     request->state = TU_REQUEST_READING;
 }
 
-/* `packet` is this rank's copy of what the packet says; a short message lies in `payload`. */
+/* `packet` is this rank's copy of what the packet says; a short message lies in `payload`, and so does the data of one
+ * from another host. */
 static void found_message(tu_messages *messages, tu_request *request, int source, const tu_packet *packet,
                           const void *payload) {
     const tu_task *task = request->task;
@@ -145,7 +151,7 @@ static void found_message(tu_messages *messages, tu_request *request, int source
             strided_scatter(task, payload, 0, packet->bytes);
         finish(messages, request);
     } else if (packet->fragment != 0) {
-        read_fragment(messages, request, source, packet);
+        read_fragment(messages, request, source, packet, payload);
     } else {
         bool outside = false;
         const unsigned char *in = resolve(messages, source, packet->index, packet->offset, packet->bytes, &outside);
@@ -229,17 +235,19 @@ static void look_at_early(tu_messages *messages, tu_request *request) {
     }
 }
 
-static void take_fragment(tu_messages *messages, int source, const tu_packet *packet) {
+static void take_fragment(tu_messages *messages, int source, const tu_packet *packet, const void *payload) {
     tu_request *request = find(messages, false, source, packet->message);
     if (request == NULL)
         return; /* its receive was given up; the group has ended */
     uint64_t offset = packet->offset, bytes = packet->bytes;
-    if (packet->index >= TU_AREA_FRAGMENTS || bytes > messages->channels.fragment_bytes || offset != request->moved ||
-        bytes > request->bytes - request->moved) {
+    bool far = tu_elsewhere(messages, source);
+    if ((!far && (packet->index >= TU_AREA_FRAGMENTS || bytes > messages->channels.fragment_bytes)) ||
+        request->state != TU_REQUEST_MOVING || offset != request->moved || bytes > request->bytes - request->moved) {
         fail(messages, request, "a fragment that its message does not have");
         return;
     }
-    strided_scatter(request->task, tu_fragment(&messages->channels, source, packet->index), offset, bytes);
+    const void *data = far ? payload : tu_fragment(&messages->channels, tu_place_of(messages, source), packet->index);
+    strided_scatter(request->task, data, offset, bytes);
     request->moved += bytes;
     if (request->moved == request->bytes)
         finish(messages, request);
@@ -257,19 +265,18 @@ static void read_packet(const volatile tu_packet *shared, tu_packet *packet) {
     packet->fragment = shared->fragment;
 }
 
-static bool take_packet(tu_messages *messages, int source, const tu_packet *shared) {
+/* `packet` is this rank's own copy. */
+static bool take_packet(tu_messages *messages, int source, const tu_packet *packet, const void *payload) {
     tu_request *request;
-    tu_packet own, *packet = &own;
-    read_packet(shared, packet);
     switch (packet->kind) {
     case TU_PACKET_MESSAGE:
-        return take_message(messages, source, packet, shared->payload);
+        return take_message(messages, source, packet, payload);
     case TU_PACKET_FRAGMENT:
-        take_fragment(messages, source, packet);
+        take_fragment(messages, source, packet, payload);
         return true;
     case TU_PACKET_CLEAR:
         request = find(messages, true, source, packet->message);
-        if (request != NULL) {
+        if (request != NULL && request->state == TU_REQUEST_WAITING) {
             request->index = packet->index;
             request->offset = packet->offset;
             request->state = packet->index != 0 ? TU_REQUEST_WRITING : TU_REQUEST_MOVING;
@@ -288,19 +295,38 @@ static bool take_packet(tu_messages *messages, int source, const tu_packet *shar
 }
 
 static bool take_packets(tu_messages *messages) {
-    tu_collective *state = messages->state;
     bool any = false;
-    for (int source = 0; source < state->size; source++) {
+    tu_packet own;
+    for (int place = 0; place < messages->channels.size; place++) {
         bool from_it = false;
-        for (const tu_packet *packet; (packet = tu_packet_look(&messages->channels, source)) != NULL; from_it = true) {
+        for (const tu_packet *packet; (packet = tu_packet_look(&messages->channels, place)) != NULL; from_it = true) {
             tu_blocked_clear(messages);
-            if (!take_packet(messages, source, packet))
+            read_packet(packet, &own);
+            if (!take_packet(messages, tu_member_at(messages, place), &own, packet->payload))
                 break;
-            tu_packet_taken(&messages->channels, source);
+            tu_packet_taken(&messages->channels, place);
         }
         if (from_it)
-            tu_bell_ring(state->sleepers, state->bells[source]);
+            tu_channel_ring(&messages->channels, place);
         any |= from_it;
+    }
+    return any;
+}
+
+/* The same of what came from other hosts. */
+static bool take_letters(tu_messages *messages) {
+    bool any = false;
+    tu_packet packet;
+    if (!tu_network_has_letters(messages->network))
+        return false;
+    for (int source = 0; source < messages->state->size; source++) {
+        if (!tu_elsewhere(messages, source))
+            continue;
+        for (const void *data; (data = tu_letter_look(messages, source, &packet)) != NULL; any = true) {
+            if (!take_packet(messages, source, &packet, data))
+                break;
+            tu_letter_taken(messages, source);
+        }
     }
     return any;
 }
@@ -313,14 +339,36 @@ static int fill_ahead(tu_messages *messages, const tu_request *request) {
     tu_channels *channels = &messages->channels;
     int fragment = request->bytes <= channels->fragment_bytes ? tu_fragment_find(channels) : -1;
     if (fragment >= 0)
-        strided_gather(request->task, tu_fragment(channels, channels->state->rank, (uint32_t)fragment), 0,
-                       request->bytes);
+        strided_gather(request->task, tu_fragment(channels, channels->rank, (uint32_t)fragment), 0, request->bytes);
     return fragment;
+}
+
+static void fill_fragment(void *argument, void *to, uint64_t offset, size_t bytes) {
+    strided_gather(((const tu_request *)argument)->task, to, offset, bytes);
+}
+
+static bool write_message(tu_messages *messages, tu_request *request) {
+    tu_packet packet = { .kind = TU_PACKET_MESSAGE,
+                         .tag = request->task->info.tag,
+                         .dtype = request->task->info.dtype,
+                         .message = request->message,
+                         .bytes = request->bytes };
+    bool ahead = request->bytes <= TU_LETTER_BYTES;
+    packet.fragment = ahead;
+    if (!tu_letter_post(messages, request->peer, &packet, fill_fragment, request, ahead ? request->bytes : 0))
+        return false;
+    request->state = TU_REQUEST_WAITING;
+    if (request->bytes <= TU_PACKET_BYTES)
+        finish(messages, request);
+    return true;
 }
 
 static bool post_message(tu_messages *messages, tu_request *request) {
     const tu_task *task = request->task;
-    tu_packet *packet = tu_packet_next(&messages->channels, request->peer);
+    if (tu_elsewhere(messages, request->peer))
+        return write_message(messages, request);
+    int place = tu_place_of(messages, request->peer);
+    tu_packet *packet = tu_packet_next(&messages->channels, place);
     if (packet == NULL)
         return false;
     packet->kind = TU_PACKET_MESSAGE;
@@ -342,23 +390,38 @@ static bool post_message(tu_messages *messages, tu_request *request) {
         packet->fragment = (uint32_t)(fragment + 1);
     }
     request->state = TU_REQUEST_WAITING;
-    uint64_t number = tu_packet_post(&messages->channels, packet, request->peer);
+    uint64_t number = tu_packet_post(&messages->channels, packet, place);
     if (fragment >= 0)
-        tu_fragment_use(&messages->channels, fragment, request->peer, number);
+        tu_fragment_use(&messages->channels, fragment, place, number);
     if (short_one)
         finish(messages, request);
     return true;
 }
 
-static void fill_fragment(void *argument, void *to, uint64_t offset, size_t bytes) {
-    strided_gather(((const tu_request *)argument)->task, to, offset, bytes);
+/* A packet without data, whichever way. */
+static bool post_short(tu_messages *messages, int peer, tu_packet_kind kind, uint64_t message, uint32_t index,
+                       uint64_t offset) {
+    if (!tu_elsewhere(messages, peer))
+        return tu_packet_post_short(&messages->channels, tu_place_of(messages, peer), kind, message, index, offset);
+    tu_packet packet = { .kind = kind, .message = message };
+    return tu_letter_post(messages, peer, &packet, NULL, NULL, 0);
+}
+
+static bool write_fragment(tu_messages *messages, tu_request *request, size_t bytes) {
+    tu_packet packet = {
+        .kind = TU_PACKET_FRAGMENT, .message = request->message, .bytes = bytes, .offset = request->moved
+    };
+    return tu_letter_post(messages, request->peer, &packet, fill_fragment, request, bytes);
 }
 
 static bool post_fragment(tu_messages *messages, tu_request *request) {
-    size_t left = request->bytes - request->moved, room = messages->channels.fragment_bytes;
+    bool far = tu_elsewhere(messages, request->peer);
+    size_t left = request->bytes - request->moved, room = far ? TU_LETTER_BYTES : messages->channels.fragment_bytes;
     size_t bytes = left < room ? left : room;
-    if (!tu_packet_post_fragment(&messages->channels, request->peer, request->message, request->moved, bytes,
-                                 fill_fragment, request))
+    bool posted = far ? write_fragment(messages, request, bytes)
+                      : tu_packet_post_fragment(&messages->channels, tu_place_of(messages, request->peer),
+                                                request->message, request->moved, bytes, fill_fragment, request);
+    if (!posted)
         return false;
     request->moved += bytes;
     if (request->moved == request->bytes)
@@ -367,9 +430,11 @@ static bool post_fragment(tu_messages *messages, tu_request *request) {
 }
 
 static bool post_clear(tu_messages *messages, tu_request *request) {
-    tu_symmetric found = place_of(messages, request->task, request->task->out, request->bytes);
-    if (!tu_packet_post_short(&messages->channels, request->peer, TU_PACKET_CLEAR, request->message, found.index,
-                              found.index != 0 ? found.offset : 0))
+    tu_symmetric found = { .index = 0 };
+    if (!tu_elsewhere(messages, request->peer))
+        found = place_of(messages, request->task, request->task->out, request->bytes);
+    if (!post_short(messages, request->peer, TU_PACKET_CLEAR, request->message, found.index,
+                    found.index != 0 ? found.offset : 0))
         return false;
     request->state = TU_REQUEST_MOVING;
     return true;
@@ -392,7 +457,7 @@ static bool write_in_place(tu_messages *messages, tu_request *request) {
         strided_gather(request->task, out, 0, request->bytes);
         request->moved = request->bytes;
     }
-    if (!tu_packet_post_short(&messages->channels, request->peer, TU_PACKET_WRITTEN, request->message, 0, 0))
+    if (!post_short(messages, request->peer, TU_PACKET_WRITTEN, request->message, 0, 0))
         return false;
     finish(messages, request);
     return true;
@@ -407,7 +472,7 @@ static bool move_on(tu_messages *messages, tu_request *request) {
     case TU_REQUEST_WRITING:
         return write_in_place(messages, request);
     case TU_REQUEST_READING:
-        if (!tu_packet_post_short(&messages->channels, request->peer, TU_PACKET_DONE, request->message, 0, 0))
+        if (!post_short(messages, request->peer, TU_PACKET_DONE, request->message, 0, 0))
             return false;
         finish(messages, request);
         return true;
@@ -432,6 +497,8 @@ void tu_requests_progress(tu_messages *messages) {
     bool any;
     do {
         any = take_packets(messages);
+        if (messages->network != NULL)
+            any |= take_letters(messages);
         messages->passes++;
         tu_request *next;
         for (tu_request *request = messages->first; request != NULL; request = next) {

@@ -8,6 +8,7 @@
 
 #include "collective/packet.h"
 #include "collective/work.h"
+#include "memory/network.h"
 
 /* Unexpected messages that a rank keeps of one other; what comes after them stays with its sender, whose sends wait. */
 #define TU_UNEXPECTED_MOST 16384
@@ -56,6 +57,10 @@ struct tu_messages {
     tu_collective *state;
     tu_memory_group *memory;
     tu_channels channels;
+    tu_network_group *network; /* of a group across hosts, else NULL; so are the next two */
+    int *places;               /* by member: of its end of the channels; -1: it is on another host */
+    int *here, here_count;     /* members on this host, by place; in the memory of `places` */
+    _Atomic bool *wanted;      /* by member: a request was for it, so a way to it is looked for; likewise */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pthread_t thread;
@@ -78,12 +83,43 @@ static inline bool tu_request_sends(const tu_request *request) {
     return request->task->row->in != TU_EXTENT_NONE;
 }
 
+/* The place of a member's end of the channels. */
+static inline int tu_place_of(const tu_messages *messages, int member) {
+    return messages->places == NULL ? member : messages->places[member];
+}
+static inline int tu_member_at(const tu_messages *messages, int place) {
+    return messages->here == NULL ? place : messages->here[place];
+}
+/* Whether packets to and from it go as letters. */
+static inline bool tu_elsewhere(const tu_messages *messages, int member) {
+    return tu_place_of(messages, member) < 0;
+}
+
 /* With the lock held. Enlists a request; moves everything on as far as it goes. */
 void tu_request_begin(tu_messages *messages, tu_request *request);
 void tu_requests_progress(tu_messages *messages);
 /* Takes a request back. True when half of it has moved: then the pair is out of step. Takes the lock. */
 bool tu_request_withdraw(tu_messages *messages, tu_request *request);
 void tu_request_unlist(tu_messages *messages, tu_request *request);
+
+/* ---- packets between hosts: letter.c ---- */
+
+/* Before the channels; nothing to do in a group on one host. */
+tutti_status tu_letters_open(tu_messages *messages);
+/* From here on letters that come wake this rank; until the close. */
+void tu_letters_listen(tu_messages *messages);
+void tu_letters_close(tu_messages *messages);
+/* That there should be a way to a member, if it is on another host; TUTTI_ANY_SOURCE: to all that are. */
+void tu_letters_want(tu_messages *messages, int member);
+/* Looks for these ways, once; never waits for anybody. Of a group across hosts. */
+tutti_status tu_letters_reach(tu_messages *messages);
+/* With the lock held. As tu_packet_post: false while there is no room, or no way. `fill` copies `bytes` of data from
+ * packet->offset of the message on. */
+bool tu_letter_post(tu_messages *messages, int peer, const tu_packet *packet, tu_letter_fill *fill, void *argument,
+                    size_t bytes);
+/* The next packet from `source`: what it says, and its data; NULL: none. */
+const void *tu_letter_look(tu_messages *messages, int source, tu_packet *packet);
+void tu_letter_taken(tu_messages *messages, int source);
 
 /* ---- who waits for whom: cycle.c ---- */
 

@@ -88,7 +88,8 @@ static void end_state(void *argument) {
 static void find_bells(tu_collective *state) {
     tu_job *job = state->group->world->job;
     for (int member = 0; member < state->size; member++)
-        state->bells[member] = tu_job_bell(job, state->group->job_ranks[member]);
+        if (state->group->job_ranks[member] >= 0)
+            state->bells[member] = tu_job_bell(job, state->group->job_ranks[member]);
     state->sleepers = tu_job_sleepers(job);
     tu_wait ladder;
     tu_job_wait_init(job, 0, &ladder);
@@ -123,7 +124,7 @@ static tutti_status make_state(void *owner, void **made) {
         free_state(state);
         return tu_error_memory("a group's collective state", size * 96);
     }
-    if (group->local && !group->world->fake)
+    if (!group->world->fake)
         find_bells(state);
     tutti_status status = tu_tuning_apply(state);
     if (status != TUTTI_OK) {

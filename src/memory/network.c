@@ -19,7 +19,7 @@
 #include "world/group.h"
 
 #define LOOK_SLICE (50 * TU_MILLISECOND) /* of a wait for a peer's record */
-#define CLOSE_LIMIT (1 * TU_SECOND)      /* for what was sent to leave, when the world closes */
+#define CLOSE_LIMIT (3 * TU_SECOND)      /* for what was sent to leave, when the world closes */
 #define SHORT_NAP (1 * TU_MILLISECOND)   /* of the thread, while a call is under way: it drives the network */
 #define LONG_NAP (16 * TU_MILLISECOND)
 #define IDLE_SLEEP 1000 /* milliseconds */
@@ -116,14 +116,26 @@ void tu_network_fragment(tu_network *network, tu_dispatch *dispatch, const tu_ne
     network->stirred = true;
 }
 
+tu_dispatch *tu_network_own_begin(tu_network *network, int peer, size_t bytes) {
+    if (!network->peers[peer].connected || network->peers[peer].lost)
+        return NULL;
+    tu_dispatch *dispatch = malloc(sizeof *dispatch + bytes);
+    if (dispatch != NULL)
+        *dispatch = (tu_dispatch){ .peer = peer, .bytes = bytes };
+    return dispatch;
+}
+
+void tu_network_own_send(tu_network *network, tu_dispatch *dispatch, const tu_network_header *header) {
+    tu_network_fragment(network, dispatch, header, dispatch + 1, dispatch->bytes);
+    if (dispatch->under_way == 0)
+        free(dispatch);
+}
+
 void tu_network_own(tu_network *network, int peer, tu_network_kind kind, uint64_t key, uint64_t sequence,
                     uint64_t offset, const tu_network_said *said, const void *data, size_t bytes) {
-    if (!network->peers[peer].connected || network->peers[peer].lost)
-        return;
-    tu_dispatch *dispatch = calloc(1, sizeof *dispatch + bytes);
+    tu_dispatch *dispatch = tu_network_own_begin(network, peer, bytes);
     if (dispatch == NULL)
         return; /* these only help others to know sooner what they learn in the end */
-    dispatch->peer = peer;
     if (bytes > 0)
         memcpy(dispatch + 1, data, bytes);
     tu_network_header header = { .magic = TU_NETWORK_MAGIC,
@@ -137,9 +149,7 @@ void tu_network_own(tu_network *network, int peer, tu_network_kind kind, uint64_
                                  .from = network->world->rank };
     if (said != NULL)
         header.said = *said;
-    tu_network_fragment(network, dispatch, &header, dispatch + 1, bytes);
-    if (dispatch->under_way == 0)
-        free(dispatch);
+    tu_network_own_send(network, dispatch, &header);
 }
 
 /* ---- what comes ---- */
@@ -428,6 +438,25 @@ static tutti_status look_up(tu_network *network, const tu_group_wait *wait, int 
     }
 }
 
+/* The record of a rank, if it is there already. */
+static tutti_status look_once(tu_network *network, int rank) {
+    char key[32];
+    const char *keys[1] = { key };
+    bool present = false;
+    void *value;
+    size_t bytes;
+    record_key(rank, key);
+    tutti_status status = tutti_store_check(network->world->store, keys, 1, &present);
+    if (status != TUTTI_OK || !present)
+        return status;
+    status = tutti_store_get(network->world->store, key, TU_SECOND, &value, &bytes);
+    if (status != TUTTI_OK)
+        return status;
+    status = learn(network, rank, value, bytes);
+    free(value);
+    return status;
+}
+
 static tutti_status connect_to(tu_network *network, int rank) {
     tu_network_peer *peer = &network->peers[rank];
     pthread_mutex_lock(&network->lock);
@@ -435,10 +464,28 @@ static tutti_status connect_to(tu_network *network, int rank) {
     if (status == TUTTI_OK) {
         peer->connected = true;
         tu_network_own(network, rank, TU_NETWORK_HELLO, 0, 0, 0, NULL, NULL, 0);
+        for (tu_network_group *side = network->groups; side != NULL; side = side->next)
+            tu_network_letters_settle(side, rank);
     }
     pthread_mutex_unlock(&network->lock);
     if (status != TUTTI_OK)
         tu_error_at_fault(rank);
+    return status;
+}
+
+tutti_status tu_network_try_reach(tu_network_group *side, int member) {
+    tu_network *network = side->network;
+    int rank = side->group->ranks[member];
+    tu_network_peer *peer = &network->peers[rank];
+    pthread_mutex_lock(&network->lock);
+    bool connected = peer->connected;
+    pthread_mutex_unlock(&network->lock);
+    if (connected || pthread_mutex_trylock(&network->looking) != 0)
+        return TUTTI_OK;
+    tutti_status status = peer->known ? TUTTI_OK : look_once(network, rank);
+    if (status == TUTTI_OK && peer->known && !peer->connected)
+        status = connect_to(network, rank);
+    pthread_mutex_unlock(&network->looking);
     return status;
 }
 

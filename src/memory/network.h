@@ -93,6 +93,37 @@ int tu_network_other(tu_network_group *side, tu_network_other_call *call);
  * anything to this rank if they called something else. */
 void tu_network_ask(tu_network_group *side, int member);
 
+/* ---- letters: from one member to another, beside the operations that all members do alike ----
+ *
+ * What one member sends another comes in order. A letter is a copy, so no memory of the caller's is touched later. Who
+ * has letters to take says so once; then `came` is called whenever one came or there is room for more: with the
+ * network's lock held, on any thread of the rank, so it only wakes somebody. */
+void tu_network_listen(tu_network_group *side, void (*came)(void *argument), void *argument);
+
+/* Connects to a member if it can be found already; never waits for it. */
+tutti_status tu_network_try_reach(tu_network_group *side, int member);
+/* Sends a head of at most TU_LETTER_HEAD bytes, and `bytes` more, which `fill` copies from `offset` of whatever it
+ * knows; at most TU_LETTER_BYTES. False: there is no way to the member yet or any more, no room, or no memory. */
+#define TU_LETTER_HEAD ((size_t)64)
+#define TU_LETTER_BYTES ((size_t)128 << 10)
+typedef void tu_letter_fill(void *argument, void *to, uint64_t offset, size_t bytes);
+bool tu_network_write(tu_network_group *side, int member, const void *head, size_t head_bytes, tu_letter_fill *fill,
+                      void *argument, uint64_t offset, size_t bytes);
+/* The oldest letter of a member that was not taken: its bytes, lent until it is; NULL: none. One thread at a time. */
+const void *tu_network_letter(tu_network_group *side, int member, size_t *bytes);
+void tu_network_letter_taken(tu_network_group *side, int member);
+/* Whether there may be letters: one load. */
+bool tu_network_has_letters(const tu_network_group *side);
+
+/* Drives the network once, without waiting. */
+void tu_network_poll(tu_network_group *side);
+/* Between tu_network_enter and tu_network_leave: the caller is about to sleep on its bell, and is back. */
+void tu_network_rest(tu_network_group *side);
+/* What ends a wait of this group besides: `status`, that is what the check of a tu_group_wait said; that a member's
+ * connection broke, or an awaited one closed its world, in words; STATE when the group ended, whatever else is. For
+ * waits that do not go through tu_network_wait. */
+tutti_status tu_network_look(tu_network_group *side, const tu_group_wait *wait, tutti_status status);
+
 /* After a failure: forgets all receipts and dispatches of the group. None of their memory is touched afterwards. */
 void tu_network_abandon(tu_network_group *side);
 

@@ -109,6 +109,11 @@ bool tu_network_group_arrived(tu_network_group *side, const tu_network_header *h
     case TU_NETWORK_ENDED:
         hear_end(side, data, bytes);
         return false;
+    case TU_NETWORK_LETTER:
+        return tu_network_letter_arrived(side, member, header, data, bytes, parcel);
+    case TU_NETWORK_READ:
+        tu_network_letter_read(side, member, header->offset);
+        return false;
     case TU_NETWORK_DATA:
     case TU_NETWORK_ASK:
         break;
@@ -141,6 +146,20 @@ void tu_network_leave(tu_network_group *side) {
     if (--network->callers == 0 && network->napping)
         pthread_cond_signal(&network->leaving);
     pthread_mutex_unlock(&network->lock);
+}
+
+void tu_network_rest(tu_network_group *side) {
+    tu_network *network = side->network;
+    pthread_mutex_lock(&network->lock);
+    if (--network->callers == 0)
+        pthread_cond_signal(&network->leaving);
+    pthread_mutex_unlock(&network->lock);
+}
+
+void tu_network_poll(tu_network_group *side) {
+    pthread_mutex_lock(&side->network->lock);
+    tu_network_drive(side->network);
+    pthread_mutex_unlock(&side->network->lock);
 }
 
 void tu_network_say(tu_network_group *side, uint64_t sequence, const tu_network_said *said) {
@@ -296,27 +315,47 @@ static tutti_status departed(const tu_network_group *side, const tu_group_wait *
     return status;
 }
 
+/* Of a member on this host; the network tells of the others. */
+static bool has_closed(const tutti_group *group, int member) {
+    return group->job_ranks[member] >= 0 &&
+           tu_world_rank_state(group->world, group->ranks[member], false) == TU_RANK_CLOSED;
+}
+
 /* A member whose connection broke, or an awaited one that said goodbye; -1: none. Where agents tell how ranks end, they
  * are given a while to say it: that is more than a connection tells. */
 static int find_departed(tu_network_group *side, const tu_group_wait *wait) {
-    int found = -1;
+    int gone = -1;
+    bool others = false;
     int64_t before = tu_clock_now() - (side->group->world->news != NULL ? NEWS_TIME : 0);
-    pthread_mutex_lock(&side->network->lock);
-    for (int member = 0; member < side->group->size && found < 0; member++) {
+    for (int member = 0; member < side->group->size; member++) {
         const tu_network_peer *peer = &side->network->peers[side->group->ranks[member]];
-        bool awaited = wait->missing == NULL || wait->missing(wait->argument, member);
-        if (member != side->group->rank &&
-            ((peer->lost && !peer->gone && peer->lost_at <= before) || (peer->gone && awaited)))
-            found = member;
+        if (member == side->group->rank)
+            continue;
+        pthread_mutex_lock(&side->network->lock); /* not while `missing` is asked: it may take the lock of a caller */
+        bool closed = peer->gone, broke = peer->lost && !closed && peer->lost_at <= before;
+        pthread_mutex_unlock(&side->network->lock);
+        if (broke)
+            return member;
+        if (wait->missing != NULL && !wait->missing(wait->argument, member))
+            continue;
+        if (closed && !wait->any)
+            return member;
+        gone = closed ? member : gone;
+        others = others || (!closed && !has_closed(side->group, member));
     }
-    pthread_mutex_unlock(&side->network->lock);
-    return found;
+    return others ? -1 : gone; /* of a wait for any of them: all are gone */
+}
+
+tutti_status tu_network_look(tu_network_group *side, const tu_group_wait *wait, tutti_status status) {
+    int member = status == TUTTI_OK ? find_departed(side, wait) : -1;
+    /* Asked last: who ended the group may have left at once, and with the connection went its word of it. */
+    if (tu_group_overhear(side->group) || (member >= 0 && tu_group_ask_store(side->group)))
+        return TUTTI_ERROR_STATE;
+    return member >= 0 ? departed(side, wait, member) : status;
 }
 
 static tutti_status look_around(tu_network_group *side, const tu_group_wait *wait) {
-    tutti_status status = wait->wait.check(wait->wait.argument);
-    int member = status == TUTTI_OK ? find_departed(side, wait) : -1;
-    return member >= 0 ? departed(side, wait, member) : status;
+    return tu_network_look(side, wait, wait->wait.check(wait->wait.argument));
 }
 
 static void ask_awaited(tu_network_group *side, const tu_group_wait *wait) {
@@ -414,6 +453,7 @@ static void tell(tutti_group *group, const tu_cause *cause);
 /* ---- the object ---- */
 
 static void free_side(tu_network_group *side) {
+    tu_network_letters_free(side);
     free(side->member_of);
     free(side->flows);
     free(side);
@@ -429,7 +469,9 @@ static void adopt_orphans(tu_network_group *side) {
         }
         *link = kept->next;
         kept->next = NULL;
-        if (kept->header.kind == TU_NETWORK_ENDED || side->member_of[kept->header.from] < 0) {
+        if (kept->header.kind == TU_NETWORK_LETTER && side->member_of[kept->header.from] >= 0) {
+            tu_network_letter_keep(side, side->member_of[kept->header.from], kept);
+        } else if (kept->header.kind == TU_NETWORK_ENDED || side->member_of[kept->header.from] < 0) {
             (void)tu_network_group_arrived(side, &kept->header, kept->data, kept->bytes, NULL);
             tu_network_free_kept(network, kept);
         } else {
@@ -450,14 +492,14 @@ static tutti_status make_side(void *owner, void **made) {
     if (side != NULL) {
         side->member_of = malloc(size * sizeof *side->member_of);
         side->flows = calloc((size_t)group->size, sizeof *side->flows);
+        side->network = network;
+        side->group = group;
     }
-    if (side == NULL || side->member_of == NULL || side->flows == NULL) {
+    if (side == NULL || side->member_of == NULL || side->flows == NULL || tu_network_letters_make(side) != TUTTI_OK) {
         if (side != NULL)
             free_side(side);
         return tu_error_memory("a group's messages between hosts", size * sizeof(int));
     }
-    side->network = network;
-    side->group = group;
     side->other = -1;
     for (size_t rank = 0; rank < size; rank++)
         side->member_of[rank] = -1;

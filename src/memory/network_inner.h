@@ -19,6 +19,8 @@ typedef enum tu_network_kind {
     TU_NETWORK_ASK,       /* what the sender calls; no answer */
     TU_NETWORK_ENDED,     /* the group ended: the data is its tu_cause */
     TU_NETWORK_GOODBYE,   /* the sender closes its world */
+    TU_NETWORK_LETTER,
+    TU_NETWORK_READ, /* `offset` more bytes of letters were taken */
     TU_NETWORK_KINDS
 } tu_network_kind;
 
@@ -78,6 +80,12 @@ typedef struct tu_network_flow {
     uint64_t owed;        /* taken from it and not told yet */
 } tu_network_flow;
 
+/* Letters of a member. */
+typedef struct tu_network_letters {
+    tu_network_kept *first, **end;
+    uint64_t sent, taken, owed; /* as in tu_network_flow */
+} tu_network_letters;
+
 #define TU_NETWORK_HISTORY 64
 struct tu_network_group {
     tu_network_group *next; /* of the network */
@@ -98,6 +106,10 @@ struct tu_network_group {
     bool unequal; /* with `other`: see tu_network_other_call */
     uint64_t sent_bytes, expected_bytes;
     bool owes;
+    tu_network_letters *letters;   /* by member */
+    _Atomic uint32_t letter_count; /* that were not taken; written with the lock held */
+    void (*came)(void *argument);  /* NULL: nobody listens */
+    void *listener;
 };
 
 /* With the lock held. */
@@ -107,6 +119,9 @@ void tu_network_sleep(tu_network *network, int milliseconds);
 void tu_network_lost(void *owner, int rank, const char *why); /* owner: the network */
 void tu_network_own(tu_network *network, int peer, tu_network_kind kind, uint64_t key, uint64_t sequence,
                     uint64_t offset, const tu_network_said *said, const void *data, size_t bytes);
+/* The same in two steps: room for the data lies behind what is returned; NULL: it cannot be sent. */
+tu_dispatch *tu_network_own_begin(tu_network *network, int peer, size_t bytes);
+void tu_network_own_send(tu_network *network, tu_dispatch *dispatch, const tu_network_header *header);
 void tu_network_fragment(tu_network *network, tu_dispatch *dispatch, const tu_network_header *header, const void *data,
                          size_t bytes);
 void tu_network_free_kept(tu_network *network, tu_network_kept *kept);
@@ -115,6 +130,14 @@ bool tu_network_group_arrived(tu_network_group *side, const tu_network_header *h
                               void *parcel);
 tu_network_kept *tu_network_keep(const tu_network_header *header, const void *data, size_t bytes, void *parcel);
 void tu_network_group_settle(tu_network_group *side);
+/* Letters: network_letter.c. Likewise. */
+tutti_status tu_network_letters_make(tu_network_group *side);
+void tu_network_letters_free(tu_network_group *side);
+bool tu_network_letter_arrived(tu_network_group *side, int member, const tu_network_header *header, const void *data,
+                               size_t bytes, void *parcel);
+void tu_network_letters_settle(tu_network_group *side, int rank); /* there is a connection to that rank now */
+void tu_network_letter_keep(tu_network_group *side, int member, tu_network_kept *kept);
+void tu_network_letter_read(tu_network_group *side, int member, uint64_t bytes);
 tutti_status tu_network_get(tutti_world *world, tu_network **network);
 
 #endif

@@ -152,6 +152,8 @@ static tutti_status exchange_agreements(tutti_group *parent, const tu_operation_
             status = tu_group_share_page(group, task->piece, deadline);
         }
     }
+    if (status == TUTTI_OK && group != NULL)
+        status = tu_group_make_part(group, deadline);
     release_mappings(mappings, parent->size);
     free(all);
     return status == TUTTI_OK && group != NULL ? register_group(group, task->tag, stage) : status;
@@ -236,6 +238,8 @@ tutti_status tu_undertake_alone(tutti_world *world, const tu_group_plan *plan, t
         release_mappings(mappings, count);
     }
     free(all);
+    if (status == TUTTI_OK)
+        status = tu_group_make_part(group, deadline);
     if (status == TUTTI_OK)
         status = register_group(group, task->tag, &stage);
     if (group != NULL && !stage.differ)

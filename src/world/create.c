@@ -188,6 +188,8 @@ tutti_status tu_group_make_default(tutti_world *world, int64_t deadline) {
         status = tutti_store_barrier(world->store, "opened", world->size,
                                      tu_deadline_left(deadline) > 0 ? tu_deadline_left(deadline) : 1);
     if (status == TUTTI_OK)
+        status = tu_group_make_part(group, deadline);
+    if (status == TUTTI_OK)
         status = tu_group_register(group, NULL);
     if (status == TUTTI_OK)
         world->group = group;

@@ -133,6 +133,18 @@ static void hear(tutti_world *world, const tu_meeting *meeting) {
     free(value);
 }
 
+bool tu_group_ask_store(tutti_group *group) {
+    tu_meeting meeting = { .key = group->key, .count = group->size, .ended = &group->page->state };
+    tutti_error_copy error;
+    tu_error_save(&error); /* what the store says here is of no interest */
+    if (!group->local && group->world->store != NULL && !tu_group_ended(group))
+        hear(group->world, &meeting);
+    tu_error_restore(&error);
+    if (tu_group_ended(group))
+        tu_group_pass_on(group, &group->page->cause);
+    return tu_group_ended(group);
+}
+
 bool tu_group_hear(tutti_group *group, tu_cause *cause) {
     bool first = take_over(group->page, group->size, cause);
     if (first)

@@ -214,12 +214,16 @@ tutti_status tu_group_register(tutti_group *group, const char *tag) {
     if (status == TUTTI_OK && world->job != NULL)
         group->recorder_index = tu_recorder_group(tu_job_recorder(world->job, world->local_rank), group->key,
                                                   group->name, group->ranks, group->size);
+    if (status == TUTTI_OK && group->here != NULL)
+        group->here->recorder_index = group->recorder_index;
     return status;
 }
 
 static void free_group(tutti_group *group) {
     tutti_world *world = group->world;
     tu_attachments_end(&group->attachments);
+    tutti_group_release(group->here);
+    atomic_store_explicit(&group->here, NULL, memory_order_relaxed); /* nobody is left who could look */
     if (group->page_mapping != NULL)
         tu_mapping_release(group->page_mapping);
     else

@@ -33,6 +33,10 @@ tutti_status tu_group_reserve(tutti_world *world, const tu_group_plan *plan, tut
 /* Some members are on other hosts, or took part in the agreement there: the page goes round among the members. */
 tutti_status tu_group_share_page(tutti_group *group, const tu_piece *piece, int64_t deadline);
 
+/* Of a group across hosts: group->here, the group of its members on this one, in an exchange among these. A failure
+ * ends the group, for members elsewhere who know nothing of it. Nothing to do for other groups. */
+tutti_status tu_group_make_part(tutti_group *group, int64_t deadline);
+
 /* Names the group in this rank's recorder and enters it into the registry under its tag ("" or NULL: none); the
  * registry keeps a reference. Fails by memory only, or with TUTTI_ERROR_EXISTS when the name is taken. */
 tutti_status tu_group_register(tutti_group *group, const char *tag);
@@ -90,6 +94,8 @@ void tu_group_tell_hosts(tutti_group *group, const tu_cause *cause);
 /* Takes over a cause that came from another host, into this rank's own page. False: it makes no sense, or the group has
  * ended already. */
 bool tu_group_hear(tutti_group *group, tu_cause *cause);
+/* Whether the group has ended, as far as the store knows: for those who lost whoever could have told them. */
+bool tu_group_ask_store(tutti_group *group);
 /* To the members on this host: ends group->here too. */
 void tu_group_pass_on(tutti_group *group, const tu_cause *cause);
 

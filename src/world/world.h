@@ -151,8 +151,8 @@ struct tutti_group {
     /* Finishes what was started on the group and goes on by itself; NULL while there is nothing of that kind. Set once,
      * by the collective layer: release there, acquire in tu_group_enter. */
     _Atomic(tu_group_settle *) settle;
-    /* Of a group across hosts: the group of its members on this host; NULL: none, or not needed yet. When one of the
-     * two ends, so does the other. Set once, by the collective layer: release there, acquire in tu_group_overhear. */
+    /* Of a group across hosts: the group of its members on this host, made with it; NULL: this rank is the only one.
+     * When one of the two ends, so does the other. Release in tu_group_make_part, acquire in tu_group_overhear. */
     _Atomic(tutti_group *) here;
     struct tu_group_links *links; /* in the registry; NULL once destroyed */
     tutti_group *next_shell;

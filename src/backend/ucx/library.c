@@ -20,6 +20,8 @@ static const char *const quiet[] = {
     "UCX_MEM_MMAP_HOOK_MODE=none", "UCX_MEM_MALLOC_HOOKS=n", "UCX_MEM_MALLOC_RELOC=n"
 };
 #define QUIET (sizeof quiet / sizeof *quiet)
+/* That a connection broke is told in words of Tutti's, to whom it concerns; and a peer that has left is no error. */
+static char log_level[] = "UCX_LOG_LEVEL=fatal";
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static tu_ucx_library library;
@@ -47,12 +49,14 @@ static char **quiet_environment(void) {
     size_t count = 0, used = 0;
     while (environ != NULL && environ[count] != NULL)
         count++;
-    char **made = calloc(count + QUIET + 1, sizeof *made);
+    char **made = calloc(count + QUIET + 2, sizeof *made);
     for (size_t i = 0; i < count && made != NULL; i++)
         if (!is_replaced(environ[i]))
             made[used++] = environ[i];
     for (size_t i = 0; i < QUIET && made != NULL; i++)
         made[used++] = (char *)(uintptr_t)quiet[i];
+    if (made != NULL && getenv("UCX_LOG_LEVEL") == NULL)
+        made[used++] = log_level;
     return made;
 }
 
