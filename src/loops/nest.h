@@ -69,8 +69,10 @@ typedef struct tu_nest_tensor {
     int slot;
     int64_t strides[TT_MAX_DIMS]; /* by dimension of the space */
     int64_t outer[TT_MAX_DIMS], row, column;
-    bool still;  /* the same elements in every piece */
-    bool single; /* one element everywhere */
+    bool still;    /* the same elements in every piece */
+    bool single;   /* one element everywhere */
+    bool streamed; /* so large that it is stored past the caches */
+    bool ahead;    /* what the next piece reads is asked for while this one runs by kernels */
 } tu_nest_tensor;
 
 /* What a value's version rises by. */
@@ -90,10 +92,15 @@ typedef struct tu_stage {
     tu_stage_function *function;
 } tu_stage;
 
-/* What runs, one after the other: a line by its kernel, or a stage. */
+/* What runs, one after the other: the lines from `line` to `end` - 1. They are a stage; or one line by its kernel; or
+ * several, joined: at once, each on what the line before gives, which nothing else takes. */
 typedef struct tu_action {
-    int line, stage; /* one of them is -1 */
+    int line, end;
+    int stage; /* -1: none */
+    bool joined;
 } tu_action;
+/* Lines that are joined, at most. */
+#define TU_NEST_JOINED 16
 
 typedef struct tu_nest {
     int number;
@@ -129,6 +136,13 @@ tutti_status tu_nest_make(const tu_vertex *const *members, int member_count, int
 void tu_nest_free(tu_nest *nest);
 /* Decides what is run, after stages were given functions or not: actions, buffers, sizes of pieces. */
 tutti_status tu_nest_schedule(tu_nest *nest);
+/* Puts lines in an order in which those that can be joined stand together, behind what they wait for. */
+tutti_status tu_nest_order_joined(tu_nest *nest);
+/* Whether the line may be joined with others: one of TU_JOINED_OPERATORS on wide slots of a float. */
+bool tu_line_can_join(const tu_nest *nest, const tu_line *line);
+/* Which input of `line` is what `before` gives, where they can be joined, in which case nothing else takes that; else
+ * -1. */
+int tu_line_goes_on(const tu_nest *nest, const tu_line *before, const tu_line *line);
 /* Whether the last dimensions from `split` on are one stride apart, broadcast to the space. */
 bool tu_nest_row_is_even(const tu_shape *shape, int ndim, const int64_t *sizes, int split);
 /* Whether rows of so many elements, of so many in all, are too long to be kept, or too few for the threads. */

@@ -104,21 +104,17 @@ static void set_lives(const planning *now) {
 
 static bool action_reads(const tu_nest *nest, int action, int slot) {
     const tu_action *own = &nest->actions[action];
-    const int *list = own->stage >= 0 ? nest->stages[own->stage].slots : nest->lines[own->line].in;
-    int count = own->stage >= 0 ? nest->stages[own->stage].input_count : nest->lines[own->line].in_count;
-    for (int i = 0; i < count; i++)
-        if (list[i] == slot)
-            return true;
+    for (int line = own->line; line < own->end; line++)
+        for (int i = 0; i < nest->lines[line].in_count; i++)
+            if (nest->lines[line].in[i] == slot)
+                return true;
     return false;
 }
 
 static bool action_writes(const tu_nest *nest, int action, int slot) {
     const tu_action *own = &nest->actions[action];
-    if (own->line >= 0)
-        return nest->lines[own->line].out == slot;
-    const tu_stage *stage = &nest->stages[own->stage];
-    for (int i = stage->input_count; i < stage->slot_count; i++)
-        if (stage->slots[i] == slot)
+    for (int line = own->line; line < own->end; line++)
+        if (nest->lines[line].out == slot)
             return true;
     return false;
 }

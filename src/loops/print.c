@@ -57,12 +57,11 @@ void tu_nest_print(FILE *to, const tu_nest *nest) {
     }
     for (int i = 0; i < nest->action_count; i++) {
         const tu_action *action = &nest->actions[i];
-        const tu_stage *stage = action->stage >= 0 ? &nest->stages[action->stage] : NULL;
-        if (stage == NULL)
-            print_line(to, nest, &nest->lines[action->line]);
-        for (int line = stage != NULL ? stage->first : 0; stage != NULL && line < stage->end; line++) {
-            fprintf(to, line == stage->first ? "    compiled:\n" : "");
+        if (action->stage >= 0)
+            fprintf(to, "    compiled:\n");
+        else if (action->end > action->line + 1)
+            fprintf(to, "    at once:\n");
+        for (int line = action->line; line < action->end; line++)
             print_line(to, nest, &nest->lines[line]);
-        }
     }
 }

@@ -17,22 +17,48 @@
 
 /* ---- actions ---- */
 
+static bool has_code(const tu_nest *nest) {
+    for (int i = 0; i < nest->stage_count; i++)
+        if (nest->stages[i].function != NULL)
+            return true;
+    return nest->loop != NULL;
+}
+
+/* Where the lines that are joined with this one end. */
+static int end_of_joined(const tu_nest *nest, int line) {
+    int end = line + 1;
+    while (end < nest->line_count && end - line < TU_NEST_JOINED &&
+           tu_line_goes_on(nest, &nest->lines[end - 1], &nest->lines[end]) >= 0)
+        end++;
+    return end;
+}
+
 static tutti_status set_actions(tu_nest *nest) {
     free(nest->actions);
     nest->action_count = 0;
     nest->actions = calloc((size_t)nest->line_count, sizeof *nest->actions);
     if (nest->actions == NULL)
         return tu_error_memory("a loop", (size_t)nest->line_count * sizeof *nest->actions);
+    if (!has_code(nest)) {
+        tutti_status status = tu_nest_order_joined(nest);
+        if (status != TUTTI_OK)
+            return status;
+        nest->stage_count = 0; /* their lines stand elsewhere now */
+    }
     for (int line = 0; line < nest->line_count;) {
         int stage = 0;
+        tu_action *action = &nest->actions[nest->action_count++];
+        *action = (tu_action){ .line = line, .end = line + 1, .stage = -1 };
         while (stage < nest->stage_count && nest->stages[stage].first != line)
             stage++;
         if (stage < nest->stage_count && nest->stages[stage].function != NULL) {
-            nest->actions[nest->action_count++] = (tu_action){ -1, stage };
-            line = nest->stages[stage].end;
-        } else {
-            nest->actions[nest->action_count++] = (tu_action){ line++, -1 };
+            action->stage = stage;
+            action->end = nest->stages[stage].end;
+        } else if (tu_line_can_join(nest, &nest->lines[line])) {
+            action->joined = true;
+            action->end = end_of_joined(nest, line);
         }
+        line = action->end;
     }
     return TUTTI_OK;
 }
@@ -55,13 +81,14 @@ static void set_lives(tu_nest *nest, bool *repeated, bool *dense) {
         nest->slots[i].first = nest->slots[i].last = -1;
     for (int i = 0; i < nest->action_count; i++) {
         const tu_action *action = &nest->actions[i];
-        if (action->line >= 0) {
-            const tu_line *line = &nest->lines[action->line];
+        for (int number = action->line; number < action->end && action->stage < 0; number++) {
+            const tu_line *line = &nest->lines[number];
             use_in_line(nest, line, i, repeated);
             for (int k = 0; k < line->in_count; k++)
                 dense[line->in[k]] = true;
-            continue;
         }
+        if (action->stage < 0)
+            continue;
         const tu_stage *stage = &nest->stages[action->stage];
         for (int k = 0; k < stage->slot_count; k++) {
             tu_slot *slot = &nest->slots[stage->slots[k]];
@@ -151,23 +178,28 @@ static void release(tu_nest *nest, pool *buffers, int action, const tu_slot *lik
     }
 }
 
-/* Results too large for the caches go there by a buffer, so that they can be stored past them: a kernel's own stores
- * would first read what they overwrite. Stages do without. */
-static bool is_streamed(const tu_nest *nest, const tu_nest_tensor *tensor) {
-    int64_t count = nest->outer_count * nest->rows * nest->columns;
-    return tensor->fresh && !tensor->narrow &&
-           (size_t)count * tu_dtype_bytes[tensor->value->shape.dtype] >= TU_STREAM_BYTES;
-}
-
-static void place_result(tu_nest *nest, pool *buffers, int index, bool by_kernel, const bool *repeated,
+static void place_result(tu_nest *nest, pool *buffers, int index, bool by_kernel, bool joined, const bool *repeated,
                          const bool *dense) {
     tu_slot *slot = &nest->slots[index];
     const tu_nest_tensor *tensor = slot->tensor >= 0 ? &nest->tensors[slot->tensor] : NULL;
     if (tensor == NULL || !is_direct(nest, tensor, by_kernel || dense[index]) ||
-        (by_kernel && is_streamed(nest, tensor)))
+        (by_kernel && !joined && tensor->streamed))
         slot->buffer = take(buffers);
     if (repeated[index])
         slot->wide_buffer = take(buffers);
+}
+
+/* Results too large for the caches go there by a buffer, so that they can be stored past them: a kernel's own stores
+ * would first read what they overwrite. Stages and joined lines do without. What is read of such a size comes from
+ * memory. */
+static void set_large(tu_nest *nest) {
+    int64_t count = nest->outer_count * nest->rows * nest->columns;
+    for (int i = 0; i < nest->tensor_count; i++) {
+        tu_nest_tensor *tensor = &nest->tensors[i];
+        bool large = !tensor->narrow && (size_t)count * tu_dtype_bytes[tensor->value->shape.dtype] >= TU_STREAM_BYTES;
+        tensor->streamed = large && tensor->fresh;
+        tensor->ahead = large && !tensor->written && tensor->column == 1 && !tensor->still && !has_code(nest);
+    }
 }
 
 static void place(tu_nest *nest, pool *buffers, const bool *repeated, const bool *dense) {
@@ -177,15 +209,15 @@ static void place(tu_nest *nest, pool *buffers, const bool *repeated, const bool
     for (int i = 0; i < nest->action_count; i++) {
         const tu_action *action = &nest->actions[i];
         const tu_stage *stage = action->stage >= 0 ? &nest->stages[action->stage] : NULL;
-        const tu_line *line = stage == NULL ? &nest->lines[action->line] : NULL;
+        const tu_line *line = stage == NULL ? &nest->lines[action->end - 1] : NULL;
         /* An element is read before its place is written, so that a result may take the buffer of what it is made
          * from. */
         if (stage != NULL || line->kind == TU_LINE_POINTWISE)
             release(nest, buffers, i, &nest->slots[stage != NULL ? stage->slots[stage->input_count] : line->out]);
         if (line != NULL)
-            place_result(nest, buffers, line->out, true, repeated, dense);
+            place_result(nest, buffers, line->out, true, action->joined, repeated, dense);
         for (int k = stage != NULL ? stage->input_count : 0; stage != NULL && k < stage->slot_count; k++)
-            place_result(nest, buffers, stage->slots[k], false, repeated, dense);
+            place_result(nest, buffers, stage->slots[k], false, false, repeated, dense);
         release(nest, buffers, i, NULL);
         for (int k = 0; k < nest->slot_count; k++) { /* results that nobody reads */
             const tu_slot *slot = &nest->slots[k];
@@ -239,6 +271,7 @@ static void lengthen(tu_nest *nest, int64_t elements, const bool *dense) {
 
 tutti_status tu_nest_schedule(tu_nest *nest) {
     tutti_status status = set_actions(nest);
+    set_large(nest);
     bool *repeated = calloc((size_t)nest->slot_count * 2, sizeof *repeated);
     if (status == TUTTI_OK && repeated == NULL)
         status = tu_error_memory("a loop", (size_t)nest->slot_count * 2);

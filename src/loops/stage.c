@@ -7,6 +7,8 @@
 #include <string.h>
 
 #include "loops/emit.h"
+#include "tensor/kernel/kernels.h"
+#include "tensor/operators.h"
 
 /* ---- order ---- */
 
@@ -45,9 +47,24 @@ static bool alike(const tu_nest *nest, const tu_line *left, const tu_line *right
            one->narrow == other->narrow;
 }
 
-/* Lines in an order that keeps every dependence; one like the line before is preferred, then the first that is ready.
+/* How much a line is wanted next, behind `before` (NULL: nothing): the lower the sooner. */
+typedef int wish(const tu_nest *nest, const tu_line *before, const tu_line *line);
+
+/* One like the line before, so that stages are long; then what others may wait for, so that expressions come together.
  */
-static tutti_status order_lines(tu_nest *nest) {
+static int wish_for_stages(const tu_nest *nest, const tu_line *before, const tu_line *line) {
+    return before != NULL && alike(nest, before, line) ? 0 : line->kind != TU_LINE_POINTWISE ? 1 : 2;
+}
+
+/* What others may wait for, so that as many as can be are joined; then one that goes on with the line before. */
+static int wish_for_joined(const tu_nest *nest, const tu_line *before, const tu_line *line) {
+    if (!tu_line_can_join(nest, line))
+        return 0;
+    return before != NULL && tu_line_goes_on(nest, before, line) >= 0 ? 1 : 2;
+}
+
+/* Lines in an order that keeps every dependence; of those that are ready the most wanted is next, then the first. */
+static tutti_status order_lines(tu_nest *nest, wish *wanted) {
     bool *done = calloc((size_t)nest->line_count, sizeof *done);
     tu_line *lines = calloc((size_t)nest->line_count, sizeof *lines);
     if (done == NULL || lines == NULL) {
@@ -56,16 +73,15 @@ static tutti_status order_lines(tu_nest *nest) {
         return tu_error_memory("a loop", (size_t)nest->line_count * sizeof *lines);
     }
     for (int count = 0; count < nest->line_count; count++) {
-        int best = -1;
+        int best = -1, of_best = 0;
         for (int i = 0; i < nest->line_count; i++) {
             if (done[i] || !is_ready(nest, done, i))
                 continue;
-            if (count > 0 && alike(nest, &lines[count - 1], &nest->lines[i])) {
+            int own = wanted(nest, count > 0 ? &lines[count - 1] : NULL, &nest->lines[i]);
+            if (best < 0 || own < of_best) {
                 best = i;
-                break;
+                of_best = own;
             }
-            if (best < 0 || (nest->lines[best].kind == TU_LINE_POINTWISE && nest->lines[i].kind != TU_LINE_POINTWISE))
-                best = i; /* what others may wait for, so that the expressions come together */
         }
         done[best] = true;
         lines[count] = nest->lines[best];
@@ -75,6 +91,43 @@ static tutti_status order_lines(tu_nest *nest) {
     nest->lines = lines;
     nest->line_room = nest->line_count;
     return TUTTI_OK;
+}
+
+/* ---- joined lines ---- */
+
+bool tu_line_can_join(const tu_nest *nest, const tu_line *line) {
+    const tu_slot *out = &nest->slots[line->out];
+    if (line->kind != TU_LINE_POINTWISE || out->narrow || (out->dtype != TUTTI_F32 && out->dtype != TUTTI_F64))
+        return false;
+    for (int i = 0; i < line->in_count; i++)
+        if (nest->slots[line->in[i]].dtype != out->dtype)
+            return false;
+#define JOINED(name) case TU_POINTWISE_##name:
+    switch (line->vertex->entry->pointwise) {
+        TU_JOINED_OPERATORS(JOINED, JOINED)
+        return true;
+    default:
+        return false;
+    }
+#undef JOINED
+}
+
+int tu_line_goes_on(const tu_nest *nest, const tu_line *before, const tu_line *line) {
+    const tu_slot *between = &nest->slots[before->out];
+    int uses = 0, side = -1;
+    if (!tu_line_can_join(nest, before) || !tu_line_can_join(nest, line) || between->tensor >= 0 ||
+        between->dtype != nest->slots[line->out].dtype)
+        return -1;
+    for (int i = 0; i < nest->line_count; i++)
+        for (int k = 0; k < nest->lines[i].in_count; k++)
+            uses += nest->lines[i].in[k] == before->out;
+    for (int k = 0; k < line->in_count; k++)
+        side = line->in[k] == before->out ? k : side;
+    return uses == 1 ? side : -1;
+}
+
+tutti_status tu_nest_order_joined(tu_nest *nest) {
+    return order_lines(nest, wish_for_joined);
 }
 
 /* ---- stages ---- */
@@ -115,7 +168,7 @@ static bool set_operands(const tu_nest *nest, tu_stage *stage) {
 }
 
 tutti_status tu_nest_find_stages(tu_nest *nest) {
-    tutti_status status = order_lines(nest);
+    tutti_status status = order_lines(nest, wish_for_stages);
     if (status != TUTTI_OK)
         return status;
     nest->stages = calloc((size_t)nest->line_count, sizeof *nest->stages);

@@ -162,6 +162,13 @@ static void fold(const piece *now, const tu_line *line) {
     average(nest, line, to, now->rows);
 }
 
+/* Where a line that runs by a kernel finds an input. */
+static const void *input_of(const piece *now, const tu_line *line, int input) {
+    const tu_slot *slots = now->job->nest->slots, *slot = &slots[line->in[input]];
+    bool spread = slot->constant || (slot->narrow && !slots[line->out].narrow);
+    return spread ? buffer_of(now, slot->wide_buffer) : now->at[line->in[input]];
+}
+
 static void run_line(const piece *now, const tu_line *line) {
     const tu_nest *nest = now->job->nest;
     const tu_slot *out = &nest->slots[line->out];
@@ -171,11 +178,8 @@ static void run_line(const piece *now, const tu_line *line) {
         return;
     }
     const void *in[TU_OPERANDS];
-    for (int i = 0; i < line->in_count; i++) {
-        const tu_slot *slot = &nest->slots[line->in[i]];
-        bool spread = slot->constant || (slot->narrow && !out->narrow);
-        in[i] = spread ? buffer_of(now, slot->wide_buffer) : now->at[line->in[i]];
-    }
+    for (int i = 0; i < line->in_count; i++)
+        in[i] = input_of(now, line, i);
     if (line->kind == TU_LINE_POINTWISE) {
         line->kernel(in, now->at[line->out], count, line->vertex->attributes);
         return;
@@ -186,6 +190,24 @@ static void run_line(const piece *now, const tu_line *line) {
     else
         (void)tu_convert(in[0], from, now->at[line->out], out->dtype,
                          (size_t)count); /* between dtypes that there are */
+}
+
+static void run_joined(const piece *now, const tu_action *action) {
+    const tu_nest *nest = now->job->nest;
+    const tu_line *lines = &nest->lines[action->line], *last = &nest->lines[action->end - 1];
+    const tu_slot *out = &nest->slots[last->out];
+    tu_joined_step steps[TU_NEST_JOINED];
+    const void *from = input_of(now, lines, 0);
+    for (int i = 0; i < action->end - action->line; i++) {
+        int side = i == 0 ? 0 : tu_line_goes_on(nest, &lines[i - 1], &lines[i]);
+        steps[i] = (tu_joined_step){ .number = lines[i].vertex->entry->pointwise,
+                                     .side = side,
+                                     .other = lines[i].in_count > 1 ? input_of(now, &lines[i], 1 - side) : from,
+                                     .attributes = lines[i].vertex->attributes };
+    }
+    bool past = out->tensor >= 0 && out->buffer < 0 && nest->tensors[out->tensor].streamed;
+    tu_tensor_kernels_get()->joined[tu_float_index(out->dtype)](steps, action->end - action->line, from,
+                                                                now->at[last->out], now->count, past);
 }
 
 /* Elements from one row of a slot to the next. */
@@ -220,22 +242,40 @@ static void spread(const piece *now, int index) {
         repeat(now, slot, now->at[index]);
 }
 
+/* Asks for a share of what the next piece reads, which mostly lies behind what this one does, so that memory is read
+ * while kernels compute. Beyond the end of a tensor nothing is there, and asking does no harm. */
+static void look_ahead(const piece *now, int share, int shares) {
+    const tu_nest *nest = now->job->nest;
+    for (int i = 0; i < nest->tensor_count; i++) {
+        if (!nest->tensors[i].ahead)
+            continue;
+        uintptr_t bytes = (uintptr_t)now->count * tu_dtype_bytes[nest->tensors[i].value->shape.dtype];
+        uintptr_t next = (uintptr_t)now->data[i] + bytes,
+                  end = next + bytes * (uintptr_t)(share + 1) / (uintptr_t)shares;
+        for (uintptr_t at = next + bytes * (uintptr_t)share / (uintptr_t)shares; at < end; at += 64)
+            __builtin_prefetch((const void *)at, 0, 2);
+    }
+}
+
 static void run_actions(const piece *now) {
     const tu_nest *nest = now->job->nest;
     for (int i = 0; i < nest->action_count; i++) {
         const tu_action *action = &nest->actions[i];
-        if (action->stage < 0) {
+        look_ahead(now, i, nest->action_count);
+        if (action->joined) {
+            run_joined(now, action);
+        } else if (action->stage < 0) {
             const tu_line *line = &nest->lines[action->line];
             if (nest->is_long && line->kind == TU_LINE_CONVERT && nest->slots[line->out].narrow)
                 continue; /* of a result that is not there yet */
             run_line(now, line);
-            spread(now, nest->lines[action->line].out);
-            continue;
+            spread(now, line->out);
+        } else {
+            const tu_stage *stage = &nest->stages[action->stage];
+            run_stage(now, stage);
+            for (int k = stage->input_count; k < stage->slot_count; k++)
+                spread(now, stage->slots[k]);
         }
-        const tu_stage *stage = &nest->stages[action->stage];
-        run_stage(now, stage);
-        for (int k = stage->input_count; k < stage->slot_count; k++)
-            spread(now, stage->slots[k]);
     }
 }
 

@@ -25,6 +25,25 @@ enum {
 /* out[i] = f(in[0][i], in[1][i], …) for i < count: an operator's expression; `attributes` is its own struct. */
 typedef void tu_float_kernel(const void *const *in, void *out, int64_t count, const void *attributes);
 
+/* Operators that can be joined: several run at once, each on what the step before gave, from registers to registers:
+ * to[i] = … step2(step1(from[i], other1[i]), other2[i]) …, the very bits of their kernels one by one. `past`: stored
+ * past the caches where `to` is aligned for that; who asks for it calls tu_stream_end in the end. `to` may be `from` or
+ * any `other`. Of one input or two they are: */
+#define TU_JOINED_OPERATORS(unary, binary)                                                                             \
+    unary(add_scalar) unary(mul_scalar) unary(div_scalar) unary(neg) unary(abs) unary(square) unary(clamp) unary(relu) \
+        unary(reciprocal) unary(sqrt) unary(rsqrt) unary(exp) unary(tanh) unary(sigmoid) binary(add) binary(sub)       \
+            binary(mul) binary(div) binary(maximum) binary(minimum) binary(add_scaled) binary(relu_backward)           \
+                binary(sigmoid_backward)
+typedef struct tu_joined_step {
+    int number;        /* TU_POINTWISE_… */
+    int side;          /* which input is what the step before gave: 0, or 1 of two; */
+    const void *other; /* and the other one; something readable of as many elements where there is none */
+    const void *attributes;
+} tu_joined_step;
+#define TU_JOINED_CASE(number, side) (2 * (int)(number) + (side))
+typedef void tu_joined_kernel(const tu_joined_step *steps, int step_count, const void *from, void *to, int64_t count,
+                              bool past);
+
 /* Reductions: `row` folds `count` dense elements into *to, in blocks of TU_FOLD_BLOCK; `column` folds a dense row of
  * `count` into as many accumulators. */
 enum {
@@ -139,6 +158,7 @@ typedef void tu_turn_kernel(const void *from, int64_t line, const void *soon, vo
 
 typedef struct tu_tensor_kernels {
     tu_float_kernel *const *pointwise[TU_FLOATS]; /* by TU_POINTWISE_ numbers */
+    tu_joined_kernel *joined[TU_FLOATS];
     tu_fold_kernels folds[TU_FLOATS][TU_FOLDS];
     tu_row_kernel *softmax[TU_FLOATS], *softmax_stream[TU_FLOATS], *log_softmax[TU_FLOATS];
     tu_row_kernel *softmax_backward[TU_FLOATS], *log_softmax_backward[TU_FLOATS];

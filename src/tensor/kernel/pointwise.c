@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The kernels of pointwise operators for floats, of one instruction set: each row's expression of operators.def on
- * registers, and once more on the part of a register that is left at the end.
+ * registers, and once more on the part of a register that is left at the end. And several operators at once, with what
+ * lies between them in registers.
  */
 #include TU_LEVEL_HEADER
 #include "tensor/dialect.h"
 #include "tensor/kernel/kernels.h"
 #include "tensor/operators.h"
 
-/* The variables of an expression: an input's elements; an attribute in all lanes. */
-#define TU_VARIABLE(name) const VEC name = GET((const TYPE *)in[input++] + i, part);
+/* The variables of an expression: an input's elements, from memory or given; an attribute in all lanes. */
+#define TU_VARIABLE(name)                                                                   \
+    const VEC name = given != NULL ? given[input] : GET((const TYPE *)in[input] + i, part); \
+    input++;
 #define TU_CONSTANT(name) const VEC name = NUMBER(own->name);
 
 #define GET TU_MEANING(get)
@@ -27,22 +30,28 @@
 DEFINE_GET_PUT(f32, float, TU_LANES_F32)
 DEFINE_GET_PUT(f64, double, TU_LANES_F64)
 
+/* A name for the whole library: of a float and this file's level. */
+#define TU_OF_LEVEL(name, suffix) TU_OF_LEVEL_WITH(name, suffix, TU_LEVEL)
+#define TU_OF_LEVEL_WITH(name, suffix, level) TU_OF_LEVEL_JOIN(name, suffix, level)
+#define TU_OF_LEVEL_JOIN(name, suffix, level) name##_##suffix##_##level
+
 #define KERNEL(suffix, name, arguments, expression)                                                        \
-    TU_LANE void name##_part_##suffix(const void *const *in, TYPE *to, int64_t i, int64_t part,            \
+    TU_LANE VEC name##_value_##suffix(const void *const *in, int64_t i, int64_t part, const VEC *given,    \
                                       const tu_##name##_attributes *own) {                                 \
         int input = 0;                                                                                     \
         (void)own;                                                                                         \
         TU_EACH(TU_LOAD, , TU_NOTHING, arguments)                                                          \
         (void)input;                                                                                       \
-        PUT(to + i, expression, part);                                                                     \
+        return expression;                                                                                 \
     }                                                                                                      \
     static void name##_##suffix(const void *const *in, void *out, int64_t count, const void *attributes) { \
         const tu_##name##_attributes own = *(const tu_##name##_attributes *)attributes;                    \
+        TYPE *to = out;                                                                                    \
         int64_t i = 0;                                                                                     \
         for (; i + LANES <= count; i += LANES)                                                             \
-            name##_part_##suffix(in, out, i, LANES, &own);                                                 \
+            PUT(to + i, name##_value_##suffix(in, i, LANES, NULL, &own), LANES);                           \
         if (i < count)                                                                                     \
-            name##_part_##suffix(in, out, i, count - i, &own);                                             \
+            PUT(to + i, name##_value_##suffix(in, i, count - i, NULL, &own), count - i);                   \
     }
 #define KERNEL_WITH(...) KERNEL(__VA_ARGS__)
 #define OPERATOR(...)
@@ -54,6 +63,8 @@ DEFINE_GET_PUT(f64, double, TU_LANES_F64)
 #define LANES TU_LANES_F32
 #define SUFFIX f32
 #include "tensor/operators.def"
+/* behind them */
+#include "tensor/kernel/joined_body.h"
 #undef TYPE
 #undef VEC
 #undef LANES
@@ -63,12 +74,12 @@ DEFINE_GET_PUT(f64, double, TU_LANES_F64)
 #define LANES TU_LANES_F64
 #define SUFFIX f64
 #include "tensor/operators.def"
+/* behind them */
+#include "tensor/kernel/joined_body.h"
 #undef POINTWISE
 
 /* The tables, by number. */
-#define TABLE(suffix) TABLE_OF(suffix, TU_LEVEL)
-#define TABLE_OF(suffix, level) TABLE_NAME(suffix, level)
-#define TABLE_NAME(suffix, level) tu_pointwise_##suffix##_##level
+#define TABLE(suffix) TU_OF_LEVEL(tu_pointwise, suffix)
 extern tu_float_kernel *const TABLE(f32)[TU_POINTWISE_COUNT], *const TABLE(f64)[TU_POINTWISE_COUNT];
 
 #define POINTWISE(form, name, family, summary, arguments, types, expression, properties) \

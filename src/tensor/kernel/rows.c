@@ -97,9 +97,12 @@ static void waves(double factor, const double *x, double *cosines, double *sines
 
 extern tu_float_kernel *const TU_JOIN(tu_pointwise_f32_, TU_LEVEL)[], *const TU_JOIN(tu_pointwise_f64_, TU_LEVEL)[];
 
+tu_joined_kernel TU_JOIN(tu_joined_f32_, TU_LEVEL), TU_JOIN(tu_joined_f64_, TU_LEVEL);
+
 extern const tu_tensor_kernels TU_JOIN(tu_tensor_kernels_, TU_LEVEL);
 const tu_tensor_kernels TU_JOIN(tu_tensor_kernels_, TU_LEVEL) = {
     .pointwise = { TU_JOIN(tu_pointwise_f32_, TU_LEVEL), TU_JOIN(tu_pointwise_f64_, TU_LEVEL) },
+    .joined = { TU_JOIN(tu_joined_f32_, TU_LEVEL), TU_JOIN(tu_joined_f64_, TU_LEVEL) },
     .folds = { FOLDS(f32), FOLDS(f64) },
     .softmax = PAIR(softmax),
     .softmax_stream = PAIR(softmax_stream),
