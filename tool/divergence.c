@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Where the ranks of a job went apart first.
+ * Where the ranks of a job went apart first: here in what all of them call, in messages.c in what one sends and another
+ * receives.
  *
  * The operations of a group that all its members call are numbered alike on every rank. So under each number all
  * members must have the same call; one that differs is a mismatch, and one that is not there while others wait is late.
@@ -12,7 +13,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "flight.h"
+#include "divergence.h"
 #include "tool.h"
 #include "world/world.h"
 
@@ -25,11 +26,6 @@ typedef struct call {
     const tu_record_view *entry;
 } call;
 
-typedef struct finding {
-    int64_t at_ns; /* when the first rank called it */
-    char text[1600];
-} finding;
-
 /* Whether two ranks' entries under the same number belong to the same call. Counts may differ where the operation
  * allows it. */
 static bool same_call(const tu_operation_info *one, const tu_operation_info *other) {
@@ -39,8 +35,7 @@ static bool same_call(const tu_operation_info *one, const tu_operation_info *oth
     return one->count == other->count || tu_operation_row_of(one->operation)->counts_differ;
 }
 
-static void append(finding *found, const char *format, ...) TUTTI_PRINTF(2, 3);
-static void append(finding *found, const char *format, ...) {
+void finding_append(finding *found, const char *format, ...) {
     size_t used = strlen(found->text);
     va_list arguments;
     va_start(arguments, format);
@@ -67,10 +62,12 @@ static void tell_mismatch(const call *calls, size_t count, finding *found) {
         }
         tool_rank_list(same, size, list, sizeof list);
         flight_text(calls[i].by, calls[i].entry, what, sizeof what);
-        append(found, "%srank%s %s called %s", found->text[0] != '\0' ? ", " : "", ranks == 1 ? "" : "s", list, what);
+        finding_append(found, "%srank%s %s called %s", found->text[0] != '\0' ? ", " : "", ranks == 1 ? "" : "s", list,
+                       what);
     }
-    append(found, ". All ranks of a group must make the same calls in the same order: one of them skipped a call, made "
-                  "one too many, or gave another size, type or root.");
+    finding_append(
+        found, ". All ranks of a group must make the same calls in the same order: one of them skipped a call, made "
+               "one too many, or gave another size, type or root.");
 }
 
 static void tell_late(const flight_job *job, const call *waiting, const bool *missing, int count, finding *found) {
@@ -80,25 +77,24 @@ static void tell_late(const flight_job *job, const call *waiting, const bool *mi
     flight_text(by, entry, what, sizeof what);
     flight_duration((entry->running ? by->now_ns : entry->ended_ns) - entry->created_ns, since, sizeof since);
     tool_rank_list(missing, by->size, list, sizeof list);
-    append(found, "rank%s %s did not come to %s, for which rank %d %s %s:", count == 1 ? "" : "s", list, what, by->rank,
-           entry->running ? "has been waiting" : "waited", since);
+    finding_append(found, "rank%s %s did not come to %s, for which rank %d %s %s:", count == 1 ? "" : "s", list, what,
+                   by->rank, entry->running ? "has been waiting" : "waited", since);
     for (size_t i = 0; i < job->count; i++) {
         const flight *copy = &job->flights[i];
         if (copy->rank >= by->size || !missing[copy->rank])
             continue;
         char doing[400];
         flight_doing(copy, doing, sizeof doing);
-        append(found, " rank %d (pid %d) %s;", copy->rank, copy->pid, doing);
+        finding_append(found, " rank %d (pid %d) %s;", copy->rank, copy->pid, doing);
     }
     found->text[strlen(found->text) - 1] = '.';
 }
 
-/* Whether this rank has been held up, or was until it gave up. */
-static bool held_up(const call *made) {
-    if (made->entry->running)
-        return made->by->now_ns - made->entry->created_ns >= LATE_NS;
-    return made->entry->status == TUTTI_ERROR_TIMEOUT || made->entry->status == TUTTI_ERROR_DEAD ||
-           made->entry->status == TUTTI_ERROR_GONE;
+bool finding_held_up(const flight *by, const tu_record_view *entry) {
+    if (entry->running)
+        return by->now_ns - entry->created_ns >= LATE_NS;
+    return entry->status == TUTTI_ERROR_TIMEOUT || entry->status == TUTTI_ERROR_DEAD ||
+           entry->status == TUTTI_ERROR_GONE;
 }
 
 /* Looks at the calls under one number of one group. */
@@ -111,7 +107,8 @@ static bool examine(const flight_job *job, const call *calls, size_t count, find
         mismatch |= !same_call(&calls[0].entry->info, &calls[i].entry->info);
         if (calls[i].entry->created_ns < found->at_ns)
             found->at_ns = calls[i].entry->created_ns;
-        if (held_up(&calls[i]) && (waiting == NULL || calls[i].entry->created_ns < waiting->entry->created_ns))
+        if (finding_held_up(calls[i].by, calls[i].entry) &&
+            (waiting == NULL || calls[i].entry->created_ns < waiting->entry->created_ns))
             waiting = &calls[i];
     }
     if (mismatch) {
@@ -183,27 +180,47 @@ static bool examine_group(const flight_job *job, uint64_t key, finding *found) {
     return apart;
 }
 
-bool flight_divergence(const flight_job *job, char *text, size_t bytes) {
-    finding *best = malloc(2 * sizeof *best);
-    bool any = false;
-    if (best == NULL)
-        return false;
-    finding *candidate = best + 1;
+void finding_each_group(const flight_job *job,
+                        void (*each)(const flight_job *job, const flight *by, uint64_t key, void *argument),
+                        void *argument) {
     for (size_t i = 0; i < job->count; i++) {
         for (size_t group = 0; group < job->flights[i].group_count; group++) {
             uint64_t key = job->flights[i].groups[group].key;
             bool seen = false; /* by an earlier rank's list */
             for (size_t before = 0; before < i && !seen; before++)
                 seen = flight_group(&job->flights[before], key) != NULL;
-            if (seen || !examine_group(job, key, candidate))
-                continue;
-            if (!any || candidate->at_ns < best->at_ns)
-                *best = *candidate;
-            any = true;
+            if (!seen)
+                each(job, &job->flights[i], key, argument);
         }
     }
+}
+
+/* The first of all that were found so far. */
+typedef struct search {
+    finding best, candidate;
+    bool any;
+} search;
+
+static void search_group(const flight_job *job, const flight *by, uint64_t key, void *argument) {
+    search *this = argument;
+    (void)by;
+    for (int messages = 0; messages < 2; messages++) {
+        if (!(messages ? finding_of_messages : examine_group)(job, key, &this->candidate))
+            continue;
+        if (!this->any || this->candidate.at_ns < this->best.at_ns)
+            this->best = this->candidate;
+        this->any = true;
+    }
+}
+
+bool flight_divergence(const flight_job *job, char *text, size_t bytes) {
+    search *this = calloc(1, sizeof *this);
+    if (this == NULL)
+        return false;
+    finding_each_group(job, search_group, this);
+    bool any = this->any;
     if (any)
-        snprintf(text, bytes, "%s", best->text);
-    free(best);
+        snprintf(text, bytes, "%s", this->best.text);
+    free(this);
     return any;
 }

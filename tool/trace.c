@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "divergence.h"
 #include "flight.h"
 #include "timeline.h"
 #include "tool.h"
@@ -21,14 +22,16 @@ static const char help_text[] =
     "Merges the flight recorders of the ranks of a job: of a running one, dead ranks included, by the\n"
     "beginning of its id; or of one that failed, from the files that \"tutti run --log-dir\" or\n"
     "TUTTI_TRACE_DIR left. Without arguments: of all jobs of this user on this host. Says in words\n"
-    "where the ranks went apart first.\n"
+    "where the ranks went apart first: in a call that all must make alike, or in a send or receive\n"
+    "that found no counterpart of its rank and tag.\n"
     "\n"
     "  -o, --output FILE   write the operations of all ranks as a trace, which https://ui.perfetto.dev\n"
     "                      and chrome://tracing open; - is the standard output\n"
     "  -l, --list          also list the last operations of each rank\n"
     "  -n, --last N        how many of them; default 20\n"
     "\n"
-    "Exit status: 0 when the ranks agree, 1 when they do not or nothing was found, 2 for wrong usage.\n";
+    "Exit status: 0 when the ranks agree and nothing failed, 1 when not or when no job was found, 2 for\n"
+    "wrong usage.\n";
 
 static int trace_main(int argc, char **argv);
 const tool_command tool_trace = { "trace", "say where ranks went apart; write a timeline", help_text, trace_main };
@@ -51,6 +54,55 @@ static void list_entries(const flight *copy, size_t last) {
     }
 }
 
+/* The first operation of any rank that failed, and how many did; NULL: none. */
+static const tu_record_view *first_failure(const flight_job *job, const flight **by, size_t *count) {
+    const tu_record_view *first = NULL;
+    *count = 0;
+    for (size_t i = 0; i < job->count; i++)
+        for (size_t at = 0; at < job->flights[i].entry_count; at++) {
+            const tu_record_view *entry = &job->flights[i].entries[at];
+            if (entry->running || entry->status == TUTTI_OK)
+                continue;
+            ++*count;
+            if (first == NULL || entry->ended_ns < first->ended_ns) {
+                first = entry;
+                *by = &job->flights[i];
+            }
+        }
+    return first;
+}
+
+static void tell_unreceived(const flight_job *job, const flight *by, uint64_t key, void *argument) {
+    finding *found = argument;
+    int count = finding_of_unreceived(job, key, found);
+    if (count != 0)
+        printf("  In group %s %d message%s not received when the recorders were copied: %s\n",
+               flight_group_name(by, key), count, count == 1 ? " was" : "s were", found->text);
+}
+
+/* Ranks that did not go apart: whether something failed all the same, and what was not compared. */
+static bool tell_agreement(const flight_job *job) {
+    const flight *by = NULL;
+    size_t failures;
+    bool forgot = false;
+    const tu_record_view *failed = first_failure(job, &by, &failures);
+    for (size_t i = 0; i < job->count; i++)
+        forgot |= flight_forgot(&job->flights[i]);
+    printf("  The ranks made the same calls in the same order, and nobody is held up in a send or receive, as far as "
+           "their recorders go back%s.\n",
+           forgot ? "; messages are paired only where they go back to the first" : "");
+    finding found;
+    finding_each_group(job, tell_unreceived, &found);
+    if (failed == NULL)
+        return false;
+    char what[200];
+    flight_text(by, failed, what, sizeof what);
+    printf("  %zu operation%s failed, first rank %d's %s: %s (%s)\n", failures, failures == 1 ? "" : "s", by->rank,
+           what, tutti_status_name(failed->status), tutti_status_text(failed->status));
+    return true;
+}
+
+/* Whether the ranks went apart, or something failed. */
 static bool tell_job(const flight_job *job, bool list, size_t last) {
     const flight *first = &job->flights[0];
     char text[2048];
@@ -69,7 +121,7 @@ static bool tell_job(const flight_job *job, bool list, size_t last) {
     if (apart)
         printf("  The first divergence: %s\n", text);
     else
-        printf("  The ranks made the same calls in the same order as far as their recorders go back.\n");
+        apart = tell_agreement(job);
     return apart;
 }
 

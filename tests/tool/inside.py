@@ -159,6 +159,48 @@ def a_killed_rank_is_the_first_divergence_of_the_files_it_left():
 
 
 @test
+def a_wrong_tag_is_told_with_the_message_that_was_not_received():
+    with tempfile.TemporaryDirectory() as folder:
+        equal(tutti("run", "-n", "2", "--log-dir", folder, JOB, "tags")[0], 3)
+        status, output, _ = tutti("trace", folder)
+        equal(status, 1)
+        expected = [rf"The first divergence: rank {rank} waited [\d.]+ [mu]?s in recv \d of group 0 \(i32, 5 elements, from rank {1 - rank}, tag {tag}\), "
+                    rf"which failed \(TUTTI_ERROR_\w+\): rank {1 - rank} has not sent such a message; "
+                    rf"what it has not received: with tag {other} \(3 elements of i32\)" for rank, tag, other in ((0, 5, 7777), (1, 7777, 5))]
+        assert any(re.search(one, output) for one in expected), output
+
+
+@test
+def a_receive_for_which_nobody_sends_is_the_first_divergence():
+    with Running("silent") as running:
+        job = running.hung((2,), "rank 2 to wait")
+        status, output, _ = tutti("trace", job["job"])
+        equal(status, 1)
+        assert re.search(r"rank 2 has been waiting [\d.]+ s in recv \d of group 0 \(i32, 5 elements, from rank 1, tag 5\): "
+                         r"rank 1 has not sent such a message; rank 1 \(pid \d+\) is asleep, in no operation of Tutti", output), output
+
+
+@test
+def a_receive_from_a_rank_that_left_is_told_with_that_rank():
+    with tempfile.TemporaryDirectory() as folder:
+        equal(tutti("run", "-n", "3", "--log-dir", folder, JOB, "leave")[0], 3)
+        status, output, _ = tutti("trace", folder)
+        equal(status, 1)
+        assert re.search(r"The first divergence: rank \d waited .* in recv \d of group 0 \(i32, 5 elements, from rank \d, tag 5\), which failed", output), output
+
+
+@test
+def messages_that_nobody_received_are_listed():
+    with Running("unread", ranks=2) as running:
+        job = running.wait_until(lambda job: all(rank.get("last", {}).get("operation") == "barrier" for rank in job["ranks"]),
+                                 "all ranks to pass the barrier")
+        status, output, _ = tutti("trace", job["job"])
+        equal(status, 0)
+        contains(output, "In group 0 2 messages were not received when the recorders were copied: from rank 0 to rank 1 with tag 9 (1 element of i32), "
+                 "from rank 1 to rank 0 with tag 9 (1 element of i32)")
+
+
+@test
 def ranks_that_agree_have_no_divergence():
     with Running("wait") as running:
         job = running.wait_until(lambda job: all(rank.get("last", {}).get("operation") == "barrier" for rank in job["ranks"]),

@@ -10,6 +10,10 @@
  *     order      rank 1 calls barrier and all-reduce the other way round
  *     groups     two groups of all ranks; rank 1 uses them the other way round: everybody waits for somebody
  *     stop       rank 1 stops itself before the third all-reduce
+ *     tags       every rank sends to the next one and receives from the one before it, rank 1 with another tag
+ *     silent     the same, but rank 1 sends nothing, and sleeps
+ *     leave      the same, but rank 1 sends nothing, and closes its world
+ *     unread     every rank sends a message to the next one, which nobody receives; then as wait
  *     kill       rank 1 kills itself before the third all-reduce
  *     store      rank 1 kills itself while the others wait on the store for what never comes; they say what they heard
  */
@@ -85,6 +89,26 @@ static void pass_messages(tutti_world *world) {
     }
 }
 
+/* Round the ring, with one that does not take part as it should. */
+static void pass_round(const char *scenario, tutti_world *world) {
+    int size = tutti_world_size(world), rank = tutti_world_rank(world), in[3] = { 1, 2, 3 }, out[5];
+    int next = (rank + 1) % size, before = (rank + size - 1) % size;
+    tutti_group *group = tutti_world_group(world);
+    if (strcmp(scenario, "unread") == 0) {
+        try(tutti_send(group, in, 1, TUTTI_I32, next, 9, NULL));
+        return;
+    }
+    if (rank == 1 && strcmp(scenario, "leave") == 0) {
+        try(tutti_world_close(world));
+        exit(0);
+    }
+    if (rank == 1 && strcmp(scenario, "silent") == 0)
+        for (;;)
+            pause();
+    try(tutti_send_recv(group, in, 3, next, out, 5, before, TUTTI_I32,
+                        rank == 1 && strcmp(scenario, "tags") == 0 ? 7777 : 5, NULL));
+}
+
 /* Until so many ranks have been counted under a key. */
 static void meet(tutti_store *store, const char *key, int amount, int ranks) {
     int64_t sum;
@@ -128,13 +152,17 @@ int main(int argc, char **argv) {
         use_two_groups(world, tutti_world_rank(world) == 1);
     if (strcmp(scenario, "messages") == 0)
         pass_messages(world);
+    static const char *const rounds[] = { "tags", "silent", "leave", "unread" };
+    for (size_t i = 0; i < sizeof rounds / sizeof rounds[0]; i++)
+        if (strcmp(scenario, rounds[i]) == 0)
+            pass_round(scenario, world);
     if (strcmp(scenario, "store") == 0)
         wait_on_store(world);
     if (tutti_world_rank(world) == 1)
         misbehave(scenario, world);
     reduce(group);
     try(tutti_barrier(group, NULL));
-    while (strcmp(scenario, "wait") == 0 || strcmp(scenario, "messages") == 0)
+    while (strcmp(scenario, "wait") == 0 || strcmp(scenario, "messages") == 0 || strcmp(scenario, "unread") == 0)
         pause();
     try(tutti_world_close(world));
     return 0;
