@@ -28,7 +28,7 @@ static const char help_text[] =
     "understood too.\n"
     "\n"
     "What is measured\n"
-    "      --ranks N, -g N        ranks to start; default: one per CPU\n"
+    "      --ranks N, -g N        ranks to start; default: one per CPU (-n is --iters, as in nccl-tests)\n"
     "      --threads              as threads of one process instead of processes\n"
     "      --bind POLICY          auto, core, numa or none\n"
     "  -b, --minbytes BYTES       smallest size, default 8; suffixes K, M, G\n"
@@ -253,6 +253,42 @@ static bool take_value(int option, const char *text, bench_options *options) {
     }
 }
 
+/* What a value that cannot be understood should have been. */
+static int refuse_value(int option, const char *text) {
+    static const struct {
+        int option;
+        const char *must_be;
+    } values[] = {
+        { 'g', "a number of ranks, from 1 to 4096" },
+        { 'b', "a size in bytes, like 8, 64K or 1M" },
+        { 'e', "a size in bytes, like 8, 64K or 1M" },
+        { 'm', "one size or two, like 8:64M" },
+        { 'f', "a factor of at least 1.01" },
+        { 'i', "a size in bytes, like 8, 64K or 1M, above 0" },
+        { 'd', "an element type, like f32, bf16 or int8" },
+        { 'o', "sum, avg, product, min, max, band, bor, bxor or premul_sum" },
+        { 'r', "a rank, from 0 to 4095" },
+        { 'n', "a number of measurements, from 1 on (the number of ranks is --ranks)" },
+        { 'w', "a number of calls, from 0 on" },
+        { 'a', "0, 1, 2 or 3" },
+        { 'z', "0 or 1" },
+        { OPTION_BIND, "auto, core, numa or none" },
+        { OPTION_ALGORITHM, "inline, one_shot, two_shot, pipelined or tree" },
+        { OPTION_MODE, "isolated or streaming" },
+        { OPTION_ROUNDS, "a number of rounds, from 1 to 10" },
+        { OPTION_TIME, "seconds, at least 0.001" },
+        { OPTION_SLOWER, "a percentage, from 0 on" },
+    };
+    const char *name = NULL, *must_be = "something else";
+    for (size_t i = 0; long_options[i].name != NULL && name == NULL; i++)
+        name = long_options[i].val == option ? long_options[i].name : NULL;
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++)
+        must_be = values[i].option == option ? values[i].must_be : must_be;
+    if (name == NULL)
+        return tool_usage(&tool_bench, "-%c %s: must be %s", option, text, must_be);
+    return tool_usage(&tool_bench, "--%s %s: must be %s", name, text, must_be);
+}
+
 /* One option without a value, or with a file's name; false when it is none of them. */
 static bool take_flag(int option, const char *text, bench_options *options) {
     switch (option) {
@@ -344,25 +380,23 @@ static int read_options(int argc, char **argv, bench_options *options) {
                                 .reduction = TUTTI_SUM,
                                 .across = 1,
                                 .slower = 10 };
-    int option, index = 0;
+    int option;
     optind = 1;
-    while ((option = getopt_long(argc, argv, "g:b:e:m:f:i:d:o:r:n:w:a:z:ch", long_options, &index)) != -1) {
-        if (option == 'h') {
-            fputs(help_text, stdout);
-            return -1;
+    opterr = 0;
+    while ((option = getopt_long(argc, argv, ":g:b:e:m:f:i:d:o:r:n:w:a:z:ch", long_options, NULL)) != -1) {
+        if (option == 'h' || option == '?' || option == ':') {
+            int status = tool_other_option(&tool_bench, option, argv, long_options);
+            return status == 0 ? -1 : status;
         }
         if (option == OPTION_LIST) {
             for (int i = 0; i < bench_operation_count; i++)
                 puts(bench_operations[i].name);
             return -1;
         }
-        if (option == '?')
-            return TOOL_USAGE;
         if (option == 'c')
             take_check(argc, argv, options);
         else if (!take_flag(option, optarg, options) && !take_value(option, optarg, options))
-            return tool_usage(&tool_bench, "\"%s\" cannot be understood%s%s", optarg,
-                              tutti_error_message()[0] ? ": " : "", tutti_error_message());
+            return refuse_value(option, optarg);
     }
     int wrong = take_operations(argc, argv, options);
     if (wrong != 0)

@@ -506,9 +506,11 @@ static int doctor_main(int argc, char **argv) {
                 return tool_usage(&tool_doctor, "--port %s: must be from 1 to 65535", optarg);
             break;
         default:
-            return tool_other_option(&tool_doctor, option, argv);
+            return tool_other_option(&tool_doctor, option, argv, longs);
         }
     }
+    if (optind < argc)
+        return tool_usage(&tool_doctor, "\"%s\": it takes options alone", argv[optind]);
     if (rsh != NULL && hosts == NULL)
         return tool_usage(&tool_doctor, "--rsh goes with --hosts");
     if (reach != NULL)

@@ -506,9 +506,11 @@ static int info_main(int argc, char **argv) {
             as_json = true;
             break;
         default:
-            return tool_other_option(&tool_info, option, argv);
+            return tool_other_option(&tool_info, option, argv, longs);
         }
     }
+    if (optind < argc)
+        return tool_usage(&tool_info, "\"%s\": it takes options alone", argv[optind]);
     if (ranks == 0)
         ranks = topology_cpus() < 16 ? topology_cpus() : 16;
     static given settings[TU_SETTING_COUNT];

@@ -99,12 +99,34 @@ int tool_usage(const tool_command *command, const char *format, ...) {
     return TOOL_USAGE;
 }
 
-int tool_other_option(const tool_command *command, int option, char *const *argv) {
+/* "--rank=4" was typed, and "--ranks" may have been meant. */
+static int unknown_option(const tool_command *command, const char *typed, const struct option *longs) {
+    const char *names[64];
+    char name[64];
+    size_t count = 0, length = strcspn(typed + 2, "=");
+    snprintf(name, sizeof name, "%.*s", (int)length, typed + 2);
+    for (; longs[count].name != NULL && count < sizeof names / sizeof names[0]; count++) {
+        if (strcmp(longs[count].name, name) == 0)
+            return tool_usage(command, "--%s takes no value", name);
+        names[count] = longs[count].name;
+    }
+    const char *nearest = tool_nearest(name, names, count);
+    if (nearest != NULL)
+        return tool_usage(command, "there is no option --%s. Did you mean --%s?", name, nearest);
+    return tool_usage(command, "there is no option --%s", name);
+}
+
+int tool_other_option(const tool_command *command, int option, char *const *argv, const struct option *longs) {
+    const char *typed = argv[optind - 1];
     if (option == 'h') {
         fputs(command->help, stdout);
         return 0;
     }
-    return tool_usage(command, option == ':' ? "%s needs a value" : "there is no option %s", argv[optind - 1]);
+    if (option == ':')
+        return tool_usage(command, "%s needs a value", typed);
+    if (strncmp(typed, "--", 2) == 0)
+        return unknown_option(command, typed, longs);
+    return tool_usage(command, "there is no option -%c", optopt); /* perhaps one of several letters */
 }
 
 int tool_fail(const char *format, ...) {

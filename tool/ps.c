@@ -300,7 +300,7 @@ static int ps_main(int argc, char **argv) {
             json = true;
             break;
         default:
-            return tool_other_option(&tool_ps, option, argv);
+            return tool_other_option(&tool_ps, option, argv, longs);
         }
     }
     if (argc - optind > 1)

@@ -173,13 +173,8 @@ static int parse_arguments(int argc, char **argv, run_options *options) {
         case 'R':
             options->rsh = optarg;
             break;
-        case 'h':
-            fputs(help_text, stdout);
-            return 0;
-        case ':':
-            return tool_usage(&tool_run, "%s needs a value", argv[optind - 1]);
         default:
-            return tool_usage(&tool_run, "there is no option %s", argv[optind - 1]);
+            return tool_other_option(&tool_run, option, argv, longs);
         }
     }
     options->program = argv + optind;

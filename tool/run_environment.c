@@ -31,6 +31,22 @@ static int examine(const char *path) {
     return S_ISDIR(file.st_mode) || access(path, X_OK) != 0 ? NOT_EXECUTABLE : 0;
 }
 
+static void tell_why_not(const char *name, const char *path) {
+    struct stat file;
+    const char *ending = strrchr(name, '.');
+    if (stat(path, &file) == 0 && S_ISDIR(file.st_mode))
+        fprintf(stderr, "tutti run: %s cannot be executed: it is a folder\n", name);
+    else if (ending != NULL && (strcmp(ending, ".c") == 0 || strcmp(ending, ".cc") == 0 || strcmp(ending, ".cpp") == 0))
+        fprintf(stderr,
+                "tutti run: %s cannot be executed: it is source code; build it first, and run what you get: cc %s "
+                "$(pkg-config --cflags --libs tutti) -o %.*s\n",
+                name, name, (int)(ending - name), name);
+    else if (ending != NULL && strcmp(ending, ".py") == 0)
+        fprintf(stderr, "tutti run: %s cannot be executed: say tutti run python3 %s\n", name, name);
+    else
+        fprintf(stderr, "tutti run: %s cannot be executed: you may not (chmod +x %s)\n", name, name);
+}
+
 int run_find_program(const char *name, char *path, size_t bytes) {
     int result = NOT_FOUND;
     if (strchr(name, '/') != NULL) {
@@ -50,12 +66,17 @@ int run_find_program(const char *name, char *path, size_t bytes) {
                 break;
             at += length + 1;
         }
-        if (result == NOT_FOUND)
+        int here = result == NOT_FOUND ? examine(name) : NOT_FOUND;
+        if (here == NOT_EXECUTABLE) { /* a file of this folder, most likely meant, that is none */
+            result = NOT_EXECUTABLE;
+            snprintf(path, bytes, "%s", name);
+        } else if (result == NOT_FOUND) {
             fprintf(stderr, "tutti run: there is no program %s in the folders of PATH%s%s\n", name,
-                    examine(name) == 0 ? "; for the one in this folder say ./" : "", examine(name) == 0 ? name : "");
+                    here == 0 ? "; for the one in this folder say ./" : "", here == 0 ? name : "");
+        }
     }
     if (result == NOT_EXECUTABLE)
-        fprintf(stderr, "tutti run: %s cannot be executed: it is a folder, or you may not (chmod +x)\n", name);
+        tell_why_not(name, path);
     return result;
 }
 

@@ -45,8 +45,34 @@ long run_memory_kills(void) {
     return count;
 }
 
+/* Whether a rank died of a signal that somebody sent to the launcher, which passes it on: that is no failure of the
+ * rank's, and told once for all of them. */
+static bool ended_from_outside(const run_launcher *launcher, int rank) {
+    int status = status_of(launcher, rank);
+    return launcher->ended_by != 0 && WIFSIGNALED(status) && WTERMSIG(status) == launcher->ended_by;
+}
+
+static void tell_outside(run_launcher *launcher) {
+    static const struct {
+        int number;
+        const char *name;
+    } names[] = { { SIGINT, "SIGINT" }, { SIGTERM, "SIGTERM" }, { SIGHUP, "SIGHUP" }, { SIGQUIT, "SIGQUIT" } };
+    if (launcher->told_outside)
+        return;
+    launcher->told_outside = true;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        if (names[i].number == launcher->ended_by)
+            output_tell(launcher->output, "tutti run: stopped by %s from %s\n", names[i].name,
+                        launcher->from_terminal ? "the terminal" : "outside");
+}
+
 static void tell_end(run_launcher *launcher, int rank, const char *and_then) {
     char text[192];
+    if (ended_from_outside(launcher, rank)) {
+        output_drain(launcher->output, rank);
+        tell_outside(launcher);
+        return;
+    }
     output_drain(launcher->output, rank); /* its last words come before */
     int status = status_of(launcher, rank);
     tool_wait_text(status, text, sizeof text);
@@ -168,7 +194,9 @@ static void tell_others(run_launcher *launcher) {
     if (launcher->agent != NULL)
         run_tell_others(launcher->output, agent_size(launcher->agent), launcher->told, run_status_of_news,
                         agent_news(launcher->agent));
-    else
+    for (int rank = 0; launcher->agent == NULL && rank < launcher->options.ranks; rank++)
+        launcher->told[rank] |= ended_from_outside(launcher, rank);
+    if (launcher->agent == NULL)
         run_tell_others(launcher->output, launcher->options.ranks, launcher->told, status_here, launcher);
 }
 
@@ -233,7 +261,12 @@ static void take_signals(run_launcher *launcher) {
         int number = (int)signal.ssi_signo;
         if (number == SIGCHLD)
             continue; /* the socket tells when the guardian is gone */
-        launcher->ending |= number == SIGINT || number == SIGTERM || number == SIGHUP || number == SIGQUIT;
+        bool ends = number == SIGINT || number == SIGTERM || number == SIGHUP || number == SIGQUIT;
+        if (ends && launcher->ended_by == 0) {
+            launcher->ended_by = number;
+            launcher->from_terminal = signal.ssi_code == SI_KERNEL;
+        }
+        launcher->ending |= ends;
         (void)send(launcher->socket, &number, sizeof number, MSG_NOSIGNAL);
         if (launcher->agent != NULL)
             agent_signal(launcher->agent, number);

@@ -29,8 +29,10 @@ extern const tool_command tool_run, tool_bench, tool_info, tool_doctor, tool_ps,
 int tool_usage(const tool_command *command, const char *format, ...) TUTTI_PRINTF(2, 3);
 
 /* What getopt_long returned and the sub-command does not know itself: -h prints its help, ':' is a missing value,
- * anything else no option. Returns the exit status. */
-int tool_other_option(const tool_command *command, int option, char *const *argv);
+ * anything else no option, with the one of `longs` that may have been meant. Returns the exit status. getopt_long must
+ * be silent: opterr 0, and ':' before the letters. */
+struct option;
+int tool_other_option(const tool_command *command, int option, char *const *argv, const struct option *longs);
 
 /* "tutti: <text>" to stderr; returns 1. */
 int tool_fail(const char *format, ...) TUTTI_PRINTF(1, 2);

@@ -183,7 +183,7 @@ static int trace_main(int argc, char **argv) {
                 return tool_usage(&tool_trace, "--last %s: must be a number from 1 on", optarg);
             break;
         default:
-            return tool_other_option(&tool_trace, option, argv);
+            return tool_other_option(&tool_trace, option, argv, longs);
         }
     }
     flight_list jobs = { 0 };

@@ -191,7 +191,9 @@ def inside_a_job_it_uses_the_ranks_of_the_job():
 @test
 def wrong_usage_is_explained():
     for arguments, part in ((["all_redoce"], "Did you mean \"all_reduce\"?"), (["xyz"], "--list"), ([], "which operation?"),
-                            (["all_reduce", "-d", "float31"], '"float31"'), (["all_reduce", "-b", "1Q"], '"1Q"'),
+                            (["all_reduce", "-d", "float31"], "--datatype float31: must be"), (["all_reduce", "-b", "1Q"], "--minbytes 1Q: must be a size"),
+                            (["all_reduce", "--ranks", "0"], "--ranks 0: must be a number of ranks, from 1"), (["all_reduce", "-f", "1"], "at least 1.01"),
+                            (["all_reduce", "-z", "2"], "-z 2: must be 0 or 1"), (["all_reduce", "-z"], "-z needs a value"),
                             (["all_reduce", "-o", "premul_sum", "-d", "i8"], "premul_sum is not defined for i8"),
                             (["all_reduce", "-b", "64", "-e", "8"], "there are none")):
         status, _, error = bench(*arguments)

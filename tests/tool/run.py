@@ -74,6 +74,43 @@ def wrong_usage_gives_2_and_a_word():
 
 
 @test
+def what_cannot_be_executed_is_told_by_what_it_is():
+    with tempfile.TemporaryDirectory() as folder:
+        for name, part in (("ring.c", "it is source code; build it first"), ("ring.py", "say tutti run python3 ring.py"), ("ring", "chmod +x ring"),
+                           ("rings", "it is a folder")):
+            path = pathlib.Path(folder, name)
+            path.mkdir() if name == "rings" else path.write_text("")
+            for typed in ((name, f"./{name}") if name != "ring.py" and name != "ring" else (name,)):
+                done = subprocess.run([TUTTI, "run", "-n", "2", typed], capture_output=True, text=True, cwd=folder, timeout=LIMIT)
+                equal(done.returncode, 126)
+                contains(done.stderr, part)
+
+
+@test
+def a_signal_from_outside_is_no_death_of_ranks():
+    for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")):
+        job = start("-n", "3", "sh", "-c", "echo up; exec sleep 1000")
+        for _ in range(3):
+            contains(job.stdout.readline(), "up")
+        job.send_signal(number)
+        _, error = job.communicate(timeout=LIMIT)
+        equal((job.returncode, error), (128 + number, f"tutti run: stopped by {name} from outside\n"))
+
+
+@test
+def the_nearest_option_is_suggested():
+    for arguments, part in ((["run", "--rnaks", "4", "true"], "there is no option --rnaks. Did you mean --ranks?"),
+                            (["info", "--jsno"], "Did you mean --json?"), (["ps", "--countres"], "Did you mean --counters?"),
+                            (["trace", "--lsit"], "Did you mean --list?"), (["doctor", "--verbsoe"], "Did you mean --verbose?"),
+                            (["bench", "all_reduce", "--datatpye=f32"], "there is no option --datatpye. Did you mean --datatype?"),
+                            (["bench", "all_reduce", "-q"], "there is no option -q"), (["bench", "all_reduce", "--list=3"], "--list takes no value"),
+                            (["info", "extra"], "takes options alone"), (["doctor", "extra"], "takes options alone")):
+        done = subprocess.run([TUTTI, *arguments], capture_output=True, text=True, timeout=LIMIT)
+        equal(done.returncode, 2)
+        contains(done.stderr, part)
+
+
+@test
 def the_nearest_sub_command_is_suggested():
     for typed, meant in (("rnu", "run"), ("b", "bench"), ("doc", "doctor"), ("trac", "trace"), ("benhc", "bench")):
         done = subprocess.run([TUTTI, typed], capture_output=True, text=True)
