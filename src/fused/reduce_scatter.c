@@ -16,12 +16,15 @@
 /* A tile is in the caches when it is added, and one of several of a chunk, so that most of a chunk goes beside sums. */
 #define TILE_BYTES ((size_t)1 << 17)
 #define TILES_OF_CHUNK 8
-/* Rows of a product that packs the right matrix for them, or reads a large one that was packed once for all: fewer are
- * enough where it is low, unless it is converted as well. With a small one that was packed once a chunk has no more
- * than its tiles, and is in a cache when it is handed over. */
+/* Rows of a product that packs the right matrix for them, or reads a large one that was packed once for all. The deeper
+ * it is the less it matters that a chunk is in the caches when it is handed over: fewer are enough where it is low,
+ * unless it is converted as well, and products of others' pay for more where it is high. With a small one that was
+ * packed once a chunk has no more than its tiles. */
 #define CHUNK_ROWS 512
 #define LOW_DEPTH 1024
 #define CHUNK_ROWS_OF_LOW_DEPTH 256
+#define HIGH_DEPTH 4096
+#define CHUNK_ROWS_OF_HIGH_DEPTH 1024
 #define SMALL_PACKED ((size_t)1 << 20)  /* stays in a core's own caches */
 #define REDUCED_BYTES ((size_t)1 << 18) /* that are worth a thread */
 
@@ -31,7 +34,9 @@ static bool is_converted(tutti_dtype dtype) {
 }
 
 static int64_t least_rows(const tu_right *right) {
-    return right->depth < LOW_DEPTH && !is_converted(right->dtype) ? CHUNK_ROWS_OF_LOW_DEPTH : CHUNK_ROWS;
+    if (right->depth < LOW_DEPTH && !is_converted(right->dtype))
+        return CHUNK_ROWS_OF_LOW_DEPTH;
+    return right->depth >= HIGH_DEPTH && !tu_product_is_ours(right->dtype) ? CHUNK_ROWS_OF_HIGH_DEPTH : CHUNK_ROWS;
 }
 
 static int64_t rows_of_packed(const tu_right *right) {

@@ -545,7 +545,7 @@ static tutti_status scatter_scaled(tu_call *call, scaled_partials *job) {
     tu_fused_sign_tensor(&signature, " into", out);
     tu_fused_sign_text(&signature,
                        job->scale_step == 0 ? ", with one scale for a" : ", with a scale for every row of a");
-    const tu_right right = { .depth = job->right.depth }; /* never packed once */
+    const tu_right right = { .dtype = job->dtype, .depth = job->right.depth }; /* never packed once */
     tu_scatter scatter = tu_fused_scatter_of(&job->block, call->entry->name, attributes->group, rows, &right, true);
     scatter.signature = &signature;
     scatter.by_library = tu_gemm_is_of_library(TUTTI_F32);
