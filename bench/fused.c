@@ -3,8 +3,8 @@
  * Fused products beside the product alone, on input that is already there, and beside the unfused pair; they take turns
  * in one run, on every rank at once, in another order in every round.
  *
- *     fused [--ranks N] [--threads N] [--rounds N] [--quantile Q] [--no-bare] [--m SIZES] [--n SIZES] [--k SIZES]
- *           [gather|scatter] [f32|bf16|f8] [M,N,K ...]
+ *     fused [--ranks N] [--threads N] [--rounds N] [--quantile Q] [--no-bare] [--work] [--m SIZES] [--n SIZES]
+ *           [--k SIZES] [gather|scatter] [f32|bf16|f8] [M,N,K ...]
  *
  * Rows of the table: each of M, N and K is 256, 1024 or 4096, or what a list like 256,512 says; or those that are
  * named, like 256,4096,256. The product is (M, K) (K, N); M is the gathered size, or the one that is scattered. A
@@ -19,8 +19,12 @@
  * shards, which lie in shared memory, to where the product reads them, a scatter copies the others' rows to them past
  * the caches and adds what came. "bare, private" also copies this rank's shard to shared memory first. They check
  * nothing, agree on nothing, and their memory is there beforehand. --no-bare leaves them out.
+ *
+ * --work counts the processor time of a rank, the mean of all, instead of the time of the slowest: what a form costs,
+ * without the time in which a rank sleeps because another is late. That can be told while other programs run, too.
  */
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #if defined(__x86_64__)
@@ -50,7 +54,7 @@ typedef struct sizes {
 typedef struct settings {
     int ranks, threads, rounds; /* rounds 0: as many as a row needs */
     double quantile;
-    bool no_bare;
+    bool no_bare, work;
     sizes rows, columns, depths;
     int named_count; /* 0: all rows that the sizes make */
     sizes named[MOST_NAMED];
@@ -193,15 +197,22 @@ static tt_tensor *run(const bench *of, int form) {
 
 /* ---- measuring ---- */
 
-/* Seconds of one call on the slowest rank. */
+static double processor_time(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* Seconds of one call on the slowest rank, or of the work of all. */
 static double timed(const bench *of, int form) {
+    bool work = of->with->work;
     tt_scope scope = tt_scope_open();
     check(tutti_barrier(of->group, NULL));
-    double start = now();
+    double start = work ? processor_time() : now();
     run(of, form);
-    double seconds = now() - start;
+    double seconds = (work ? processor_time() : now()) - start;
     check(tt_scope_close(&scope));
-    check(tutti_all_reduce(of->group, &seconds, &seconds, 1, TUTTI_F64, TUTTI_MAX, NULL));
+    check(tutti_all_reduce(of->group, &seconds, &seconds, 1, TUTTI_F64, work ? TUTTI_AVG : TUTTI_MAX, NULL));
     return seconds;
 }
 
@@ -380,6 +391,8 @@ int main(int argc, char **argv) {
             name_row(&with, argv[i]);
         else if (strcmp(argv[i], "--no-bare") == 0)
             with.no_bare = true;
+        else if (strcmp(argv[i], "--work") == 0)
+            with.work = true;
         else if (argv[i][0] != '-')
             with.dtype = argv[i];
         else if (strcmp(argv[i], "--ranks") == 0)
