@@ -91,8 +91,8 @@ static void pack(const heads *job, int64_t depth, int64_t columns, matrix right,
 /* The packed matrix has packed_depth rows, of which the first `depth` count. */
 static void product(const heads *job, int64_t rows, int64_t columns, int64_t depth, matrix left, const void *packed,
                     int64_t packed_depth, void *out, int64_t out_stride, bool add) {
-    job->kernels->product[job->type](rows, columns, depth, left.data, left.row, left.column, packed, packed_depth, out,
-                                     out_stride, add);
+    job->kernels->product[job->type](rows, columns, depth, left.data, left.row, left.column, packed, packed_depth,
+                                     add ? out : NULL, out_stride, out, out_stride);
 }
 static int64_t packed_size(const heads *job, int64_t depth, int64_t columns) {
     return tu_packed_size(job->kernels, job->type, depth, columns);

@@ -257,7 +257,8 @@ tutti_status tu_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t d
             "a matrix product (%lld, %lld) (%lld, %lld) has a dimension above 2^31, which the BLAS cannot take",
             (long long)rows, (long long)depth, (long long)depth, (long long)columns);
     if (tu_product_is_ours(dtype))
-        return tu_product(dtype, rows, columns, depth, left, right, beta != 0, out, out_stride, epilogue);
+        return tu_product(dtype, rows, columns, depth, left, right, beta != 0 ? out : NULL, out_stride, out, out_stride,
+                          epilogue);
     if (dtype == TUTTI_F32 || dtype == TUTTI_F64 || tu_is_complex(dtype))
         return blas_gemm(dtype, rows, columns, depth, left, right, beta, out, out_stride);
     if (tu_is_float(dtype))

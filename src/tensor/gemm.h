@@ -42,11 +42,13 @@ tutti_status tu_gemm(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t d
 bool tu_gemm_is_of_library(tutti_dtype dtype);
 
 /* The same by our own kernels, of f32 or f64, where the level has vectors (the reference has no fma of its own); sizes
- * above 0. The bits are those of one order: see product.c. */
+ * above 0. Elements begin with those of `start`, where that is not NULL: its rows are start_stride apart, 0 for one row
+ * that all begin with, as a bias; it may be `out`. The bits are those of one order: see product.c. */
 #define TU_PRODUCT_DEPTH 384
 bool tu_product_is_ours(tutti_dtype dtype);
 tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
-                        tu_matrix right, bool add, void *out, int64_t out_stride, tu_epilogue *epilogue);
+                        tu_matrix right, const void *start, int64_t start_stride, void *out, int64_t out_stride,
+                        tu_epilogue *epilogue);
 
 /* A left matrix in parts of `part_rows` rows that lie apart, each where it likes: rows [first, first + rows) of all of
  * them, one part behind the other. The bits of tu_product. Sizes above 0. */

@@ -463,10 +463,13 @@ static product product_of(const tt_tensor *x, const tt_tensor *weight) {
                       { tu_pointer(weight), weight->strides[1], weight->strides[0] } };
 }
 
-/* The bias goes into the result first, and the product on top of it. */
+/* The product begins with the bias; where others than our kernels make it, the bias goes into the result first. */
 static tutti_status add_product(tt_tensor *out, const tt_tensor *x, const tt_tensor *weight, const tt_tensor *bias,
                                 tu_epilogue *epilogue) {
     product of = product_of(x, weight);
+    if (bias != NULL && of.depth > 0 && tu_product_is_ours(out->dtype) && bias->flags & TU_CONTIGUOUS)
+        return tu_product(out->dtype, of.rows, of.columns, of.depth, of.x, of.weight, tu_pointer(bias), 0,
+                          tu_pointer(out), of.columns, epilogue);
     if (bias != NULL)
         tu_copy_tensor(out, bias);
     return tu_gemm(out->dtype, out->numel / of.columns, of.columns, of.depth, of.x, of.weight, bias != NULL ? 1 : 0,

@@ -38,7 +38,8 @@ typedef struct product {
     int64_t part_rows, base_row, inner; /* of all parts, the first row that is multiplied; of the depth, this block's */
     char *out;
     int64_t out_stride;
-    bool add;
+    const char *start; /* what elements begin with, its rows start_stride apart; NULL: nothing */
+    int64_t start_stride;
     tu_epilogue *epilogue; /* of a block with which its elements are final; its first row in all of the product: */
     int64_t first_row;
     char *packed;             /* the left matrix, or NULL where it is read as it lies */
@@ -80,17 +81,18 @@ static void pack_tiles(void *context, int64_t begin, int64_t end) {
 static void multiply_panel(const product *job, int64_t column, int64_t width, void *buffer) {
     const tu_tensor_kernels *kernels = job->kernels;
     const void *panel = buffer != NULL ? buffer : job->packed_right + column * job->depth * job->element;
+    const char *start = job->start != NULL ? job->start + column * job->element : NULL;
     char *out = job->out + column * job->element;
     if (buffer != NULL)
         kernels->pack[job->type](job->depth, width,
                                  (const char *)job->right.data + column * job->right.column * job->element,
                                  job->right.row, job->right.column, buffer);
     if (job->packed != NULL)
-        kernels->packed_product[job->type](job->rows, width, job->depth, job->packed, panel, out, job->out_stride,
-                                           job->add);
+        kernels->packed_product[job->type](job->rows, width, job->depth, job->packed, panel, start, job->start_stride,
+                                           out, job->out_stride);
     else
         kernels->product[job->type](job->rows, width, job->depth, job->left.data, job->left.row, job->left.column,
-                                    panel, job->depth, out, job->out_stride, job->add);
+                                    panel, job->depth, start, job->start_stride, out, job->out_stride);
 }
 
 /* An epilogue gets several panels at once, as long as they stay in the second cache: rows of a panel are short. */
@@ -154,11 +156,14 @@ static int64_t padded_columns(const product *job) {
     return (job->columns + wide - 1) / wide * wide;
 }
 
-static bool multiply_rows(product *job, const product *whole, int64_t first, int64_t count, bool add) {
+/* Behind the first block of the depth elements go on from what they are. */
+static bool multiply_rows(product *job, const product *whole, int64_t first, int64_t count) {
     *job = *whole;
     job->rows = count;
     job->first_row = first;
     job->out += first * job->out_stride * job->element;
+    if (job->start != NULL)
+        job->start += first * job->start_stride * job->element;
     for (int64_t begin = 0; begin < whole->depth; begin += TU_PRODUCT_DEPTH) {
         job->depth = whole->depth - begin < TU_PRODUCT_DEPTH ? whole->depth - begin : TU_PRODUCT_DEPTH;
         job->inner = begin;
@@ -169,7 +174,10 @@ static bool multiply_rows(product *job, const product *whole, int64_t first, int
             job->packed_right = whole->packed_right + begin * padded_columns(whole) * job->element;
         else
             job->right.data = (const char *)whole->right.data + begin * job->right.row * job->element;
-        job->add = add || begin > 0;
+        if (begin > 0) {
+            job->start = job->out;
+            job->start_stride = job->out_stride;
+        }
         job->epilogue = begin + job->depth == whole->depth ? whole->epilogue : NULL;
         if (!multiply_block(job))
             return false;
@@ -222,7 +230,6 @@ typedef struct by_rows {
     product whole; /* with its right matrix packed, and without its epilogue: */
     tu_epilogue *epilogue;
     int64_t blocks;
-    bool add;
     _Atomic bool out_of_memory;
 } by_rows;
 
@@ -238,7 +245,7 @@ static void multiply_blocks(void *context, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
         product block;
         int64_t first = first_of(job, i), count = first_of(job, i + 1) - first;
-        if (!multiply_rows(&block, &job->whole, first, count, job->add)) {
+        if (!multiply_rows(&block, &job->whole, first, count)) {
             atomic_store_explicit(&job->out_of_memory, true, memory_order_relaxed);
             return;
         }
@@ -269,8 +276,8 @@ static int64_t blocks_of(const product *whole) {
     return blocks < tiles ? blocks : tiles;
 }
 
-static bool multiply_by_rows(const product *whole, bool add) {
-    by_rows job = { .whole = *whole, .epilogue = whole->epilogue, .blocks = blocks_of(whole), .add = add };
+static bool multiply_by_rows(const product *whole) {
+    by_rows job = { .whole = *whole, .epilogue = whole->epilogue, .blocks = blocks_of(whole) };
     size_t bytes = (size_t)(padded_columns(whole) * whole->depth * whole->element);
     packing right = { *whole, NULL };
     if (whole->packed_right == NULL) {
@@ -285,14 +292,14 @@ static bool multiply_by_rows(const product *whole, bool add) {
     return !atomic_load_explicit(&job.out_of_memory, memory_order_relaxed);
 }
 
-static tutti_status multiply_all(const product *whole, bool add) {
+static tutti_status multiply_all(const product *whole) {
     int64_t block = block_of(whole->rows);
     bool by_rows = whole->parts == NULL && wants_rows(whole), done = true;
     if (by_rows)
-        done = multiply_by_rows(whole, add);
+        done = multiply_by_rows(whole);
     for (int64_t first = 0; first < whole->rows && !by_rows && done; first += block) {
         product job;
-        done = multiply_rows(&job, whole, first, whole->rows - first < block ? whole->rows - first : block, add);
+        done = multiply_rows(&job, whole, first, whole->rows - first < block ? whole->rows - first : block);
     }
     return done ? TUTTI_OK
                 : tu_error_memory("packed parts of a matrix product",
@@ -300,14 +307,18 @@ static tutti_status multiply_all(const product *whole, bool add) {
 }
 
 tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_t depth, tu_matrix left,
-                        tu_matrix right, bool add, void *out, int64_t out_stride, tu_epilogue *epilogue) {
+                        tu_matrix right, const void *start, int64_t start_stride, void *out, int64_t out_stride,
+                        tu_epilogue *epilogue) {
     product whole = product_of(dtype, rows, columns, depth);
+    whole.start = start;
+    whole.start_stride = start_stride;
     whole.left = left;
     whole.right = right;
     whole.out = out;
     whole.out_stride = out_stride;
     whole.epilogue = epilogue;
-    if (columns == 1 && rows > 1 && out_stride == 1) { /* a column: as a row it fills the panels */
+    if (columns == 1 && rows > 1 && out_stride == 1 && (start == NULL || start_stride == 1)) {
+        /* A column: as a row it fills the panels. */
         whole.rows = 1;
         whole.columns = rows;
         whole.left = (tu_matrix){ right.data, right.column, right.row };
@@ -317,7 +328,7 @@ tutti_status tu_product(tutti_dtype dtype, int64_t rows, int64_t columns, int64_
     }
     if (whole.epilogue != NULL)
         whole.epilogue->begin(whole.epilogue, out);
-    return multiply_all(&whole, add);
+    return multiply_all(&whole);
 }
 
 tutti_status tu_product_of_parts(tutti_dtype dtype, const tu_matrix *parts, int64_t part_rows, int64_t first,
@@ -330,7 +341,7 @@ tutti_status tu_product_of_parts(tutti_dtype dtype, const tu_matrix *parts, int6
     whole.right = right;
     whole.out = out;
     whole.out_stride = out_stride;
-    return multiply_all(&whole, false);
+    return multiply_all(&whole);
 }
 
 /* ---- one right matrix and several left ones ---- */
@@ -353,5 +364,5 @@ tutti_status tu_product_packed(tutti_dtype dtype, int64_t rows, int64_t columns,
     whole.packed_right = packed;
     whole.out = out;
     whole.out_stride = out_stride;
-    return multiply_all(&whole, false);
+    return multiply_all(&whole);
 }

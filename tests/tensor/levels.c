@@ -216,7 +216,15 @@ static double read_number(bool narrow, const void *from, int64_t at) {
     return narrow ? (double)((const float *)from)[at] : ((const double *)from)[at];
 }
 
-static void check_product(bool narrow, shape size, tu_matrix left, tu_matrix right, bool add) {
+/* What elements begin with: nothing, what is there, or one row for all of them. */
+typedef enum start {
+    NOTHING,
+    ITSELF,
+    ONE_ROW,
+    STARTS
+} start;
+
+static void check_product(bool narrow, shape size, tu_matrix left, tu_matrix right, start from) {
     int64_t stride = size.columns == 1 ? 1 : size.columns + 3, count = size.rows * stride;
     size_t bytes = (size_t)count * (narrow ? sizeof(float) : sizeof(double));
     void *out = malloc(bytes), *before = malloc(bytes);
@@ -228,12 +236,17 @@ static void check_product(bool narrow, shape size, tu_matrix left, tu_matrix rig
             ((double *)before)[i] = (double)(i % 7) / 3;
     }
     memcpy(out, before, bytes);
-    CHECK_OK(tu_product(narrow ? TUTTI_F32 : TUTTI_F64, size.rows, size.columns, size.depth, left, right, add, out,
-                        stride, NULL));
+    CHECK_OK(tu_product(narrow ? TUTTI_F32 : TUTTI_F64, size.rows, size.columns, size.depth, left, right,
+                        from == NOTHING  ? NULL
+                        : from == ITSELF ? out
+                                         : before,
+                        from == ITSELF ? stride : 0, out, stride, NULL));
     for (int64_t i = 0; i < size.rows; i++)
         for (int64_t j = 0; j < stride; j++) {
-            double old = read_number(narrow, before, i * stride + j);
-            double expected = j < size.columns ? chain(narrow, left, right, i, j, size.depth, add, old) : old;
+            double old = read_number(narrow, before, i * stride + j),
+                   begin = from == ONE_ROW ? read_number(narrow, before, j) : old;
+            double expected =
+                j < size.columns ? chain(narrow, left, right, i, j, size.depth, from != NOTHING, begin) : old;
             double found = read_number(narrow, out, i * stride + j);
             if (memcmp(&found, &expected, sizeof found) != 0)
                 FAIL("(%lld, %lld) of (%lld, %lld, %lld) is %a, not %a, at %s with %d threads", (long long)i,
@@ -250,7 +263,7 @@ static void check_layouts(bool narrow, shape size, const void *left, const void 
     tu_matrix rights[] = { { right, size.columns, 1 }, { right, 1, size.depth }, { right, 2 * size.columns + 1, 2 } };
     for (int i = 0; i < 3; i++)
         for (int j = 0; j < 3; j++)
-            check_product(narrow, size, lefts[i], rights[j], (i + j) % 2 == 1);
+            check_product(narrow, size, lefts[i], rights[j], (start)((i + 2 * j) % STARTS));
 }
 
 TEST(an_element_of_a_product_is_the_same_chain_of_fma_for_every_level_layout_and_number_of_threads) {

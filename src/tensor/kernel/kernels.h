@@ -114,13 +114,14 @@ typedef struct tu_dropout_draw {
 } tu_dropout_draw;
 typedef void tu_dropout_kernel(const tu_dropout_draw *draw, int64_t begin, int64_t end);
 
-/* out (rows, columns), its rows out_stride apart, = left (rows, depth) right (depth, columns), or out + left right;
- * element (i, j) of left at left[i * left_row + j * left_column]. `right` is packed, the first `depth` of its
+/* out (rows, columns), its rows out_stride apart, = left (rows, depth) right (depth, columns), or start + left right
+ * where `start` is not NULL: its rows are start_stride apart, 0 for one row that all begin with; it may be `out`.
+ * Element (i, j) of left at left[i * left_row + j * left_column]. `right` is packed, the first `depth` of its
  * `packed_depth` rows count. Each element of out is one chain of fma along the depth, from its begin to its end, so
  * that the tiles do not show in the bits. */
 typedef void tu_product_kernel(int64_t rows, int64_t columns, int64_t depth, const void *left, int64_t left_row,
-                               int64_t left_column, const void *right, int64_t packed_depth, void *out,
-                               int64_t out_stride, bool add);
+                               int64_t left_column, const void *right, int64_t packed_depth, const void *start,
+                               int64_t start_stride, void *out, int64_t out_stride);
 /* Element (i, j) of right, at right[i * row + j * column], into packed form of `tu_packed_size` elements. */
 typedef void tu_pack_kernel(int64_t depth, int64_t columns, const void *right, int64_t row, int64_t column,
                             void *packed);
@@ -130,7 +131,7 @@ typedef void tu_pack_kernel(int64_t depth, int64_t columns, const void *right, i
 typedef void tu_pack_left_kernel(int64_t rows, int64_t depth, const void *left, int64_t row, int64_t column,
                                  void *packed);
 typedef void tu_packed_product_kernel(int64_t rows, int64_t width, int64_t depth, const void *left, const void *panel,
-                                      void *out, int64_t out_stride, bool add);
+                                      const void *start, int64_t start_stride, void *out, int64_t out_stride);
 
 /* Pieces of attention on one row: the largest element; exp(scale x - shift) in place and its sum; x times a factor;
  * shares (dp - dot) scale into dp. */

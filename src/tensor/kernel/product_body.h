@@ -86,10 +86,11 @@ static void NAMED(pack_left)(int64_t rows, int64_t depth, const void *from, int6
 }
 #undef TOGETHER
 
-/* `rows` of the left matrix times one panel, of which `width` columns count, in the first register or in both.
- * rows, registers and add are constants where this is inlined. */
+/* `rows` of the left matrix times one panel, of which `width` columns count, in the first register or in both; with
+ * `add` on top of what lies at `start`. rows, registers and add are constants where this is inlined. */
 TU_LANE void NAMED(tile)(int rows, int registers, int64_t width, int64_t depth, const TYPE *left, int64_t left_row,
-                         int64_t left_column, const TYPE *panel, TYPE *out, int64_t out_stride, bool add) {
+                         int64_t left_column, const TYPE *panel, const TYPE *start, int64_t start_stride, TYPE *out,
+                         int64_t out_stride, bool add) {
     VEC sum[TU_TILE_ROWS][2];
     TU_UNROLL_TILE for (int row = 0; row < rows; row++) {
         sum[row][0] = sum[row][1] = MATH(splat)(0);
@@ -110,25 +111,27 @@ TU_LANE void NAMED(tile)(int rows, int registers, int64_t width, int64_t depth, 
     int64_t first = width < LANES ? width : LANES, second = width - first;
     TU_UNROLL_TILE for (int row = 0; row < rows; row++) {
         TYPE *to = out + row * out_stride;
+        const TYPE *on = start + row * start_stride;
         if (width == PANEL) {
-            MATH(store)(to, add ? MATH(load)(to) + sum[row][0] : sum[row][0]);
-            MATH(store)(to + LANES, add ? MATH(load)(to + LANES) + sum[row][1] : sum[row][1]);
+            MATH(store)(to, add ? MATH(load)(on) + sum[row][0] : sum[row][0]);
+            MATH(store)(to + LANES, add ? MATH(load)(on + LANES) + sum[row][1] : sum[row][1]);
             continue;
         }
-        MATH(store_part)(to, add ? MATH(load_part)(to, first) + sum[row][0] : sum[row][0], first);
+        MATH(store_part)(to, add ? MATH(load_part)(on, first) + sum[row][0] : sum[row][0], first);
         if (registers > 1 && second > 0)
-            MATH(store_part)(to + LANES, add ? MATH(load_part)(to + LANES, second) + sum[row][1] : sum[row][1], second);
+            MATH(store_part)(to + LANES, add ? MATH(load_part)(on + LANES, second) + sum[row][1] : sum[row][1], second);
     }
 }
 
 /* Fewer rows than a tile has, in the tiles that fit. */
 TU_LANE void NAMED(last_tiles)(int64_t rows, int registers, int64_t width, int64_t depth, const TYPE *left,
-                               int64_t left_row, int64_t left_column, const TYPE *panel, TYPE *out, int64_t out_stride,
-                               bool add) {
-#define TILES(count)                                                           \
-    for (; rows >= (count) && (count) < TU_TILE_ROWS;                          \
-         rows -= (count), left += (count)*left_row, out += (count)*out_stride) \
-    NAMED(tile)(count, registers, width, depth, left, left_row, left_column, panel, out, out_stride, add)
+                               int64_t left_row, int64_t left_column, const TYPE *panel, const TYPE *start,
+                               int64_t start_stride, TYPE *out, int64_t out_stride, bool add) {
+#define TILES(count)                                                                                          \
+    for (; rows >= (count) && (count) < TU_TILE_ROWS;                                                         \
+         rows -= (count), left += (count)*left_row, start += (count)*start_stride, out += (count)*out_stride) \
+        NAMED(tile)                                                                                           \
+    (count, registers, width, depth, left, left_row, left_column, panel, start, start_stride, out, out_stride, add)
     TILES(4);
     TILES(2);
     TILES(1);
@@ -137,20 +140,29 @@ TU_LANE void NAMED(last_tiles)(int64_t rows, int registers, int64_t width, int64
 
 TU_LANE void NAMED(column_of_tiles)(int64_t rows, int registers, int64_t width, int64_t depth, const TYPE *left,
                                     int64_t left_row, int64_t left_column, int64_t left_tile, const TYPE *panel,
-                                    TYPE *out, int64_t out_stride, bool add) {
-    for (; rows >= TU_TILE_ROWS; rows -= TU_TILE_ROWS, left += left_tile, out += TU_TILE_ROWS * out_stride)
+                                    const TYPE *start, int64_t start_stride, TYPE *out, int64_t out_stride, bool add) {
+    for (; rows >= TU_TILE_ROWS; rows -= TU_TILE_ROWS, left += left_tile, start += TU_TILE_ROWS * start_stride,
+                                 out += TU_TILE_ROWS * out_stride)
         NAMED(tile)
-    (TU_TILE_ROWS, registers, width, depth, left, left_row, left_column, panel, out, out_stride, add);
-    NAMED(last_tiles)(rows, registers, width, depth, left, left_row, left_column, panel, out, out_stride, add);
+    (TU_TILE_ROWS, registers, width, depth, left, left_row, left_column, panel, start, start_stride, out, out_stride,
+     add);
+    NAMED(last_tiles)
+    (rows, registers, width, depth, left, left_row, left_column, panel, start, start_stride, out, out_stride, add);
 }
 
 /* One panel times all rows. left_row and left_column are constants for packed rows. */
 TU_LANE void NAMED(panel_product)(int64_t rows, int64_t width, int64_t depth, const TYPE *left, int64_t left_row,
-                                  int64_t left_column, int64_t left_tile, const TYPE *panel, TYPE *out,
-                                  int64_t out_stride, bool add) {
-#define PRODUCT(registers, add) \
-    NAMED(column_of_tiles)      \
-    (rows, registers, width, depth, left, left_row, left_column, left_tile, panel, out, out_stride, add)
+                                  int64_t left_column, int64_t left_tile, const TYPE *panel, const TYPE *start,
+                                  int64_t start_stride, TYPE *out, int64_t out_stride) {
+    bool add = start != NULL;
+    if (!add) { /* which nobody reads then */
+        start = out;
+        start_stride = 0;
+    }
+#define PRODUCT(registers, add)                                                                              \
+    NAMED(column_of_tiles)                                                                                   \
+    (rows, registers, width, depth, left, left_row, left_column, left_tile, panel, start, start_stride, out, \
+     out_stride, add)
     if (width > LANES && add)
         PRODUCT(2, true);
     else if (width > LANES)
@@ -163,18 +175,20 @@ TU_LANE void NAMED(panel_product)(int64_t rows, int64_t width, int64_t depth, co
 }
 
 static void NAMED(product)(int64_t rows, int64_t columns, int64_t depth, const void *left, int64_t left_row,
-                           int64_t left_column, const void *packed, int64_t packed_depth, void *out, int64_t out_stride,
-                           bool add) {
-    const TYPE *panel = packed;
+                           int64_t left_column, const void *packed, int64_t packed_depth, const void *start,
+                           int64_t start_stride, void *out, int64_t out_stride) {
+    const TYPE *panel = packed, *on = start;
     for (int64_t j = 0; j < columns; j += PANEL, panel += packed_depth * PANEL)
         NAMED(panel_product)
     (rows, columns - j < PANEL ? columns - j : PANEL, depth, left, left_row, left_column, TU_TILE_ROWS * left_row,
-     panel, (TYPE *)out + j, out_stride, add);
+     panel, on != NULL ? on + j : NULL, start_stride, (TYPE *)out + j, out_stride);
 }
 
 static void NAMED(packed_product)(int64_t rows, int64_t width, int64_t depth, const void *packed_left,
-                                  const void *panel, void *out, int64_t out_stride, bool add) {
+                                  const void *panel, const void *start, int64_t start_stride, void *out,
+                                  int64_t out_stride) {
     NAMED(panel_product)
-    (rows, width, depth, packed_left, 1, TU_TILE_ROWS, TU_TILE_ROWS * depth, panel, out, out_stride, add);
+    (rows, width, depth, packed_left, 1, TU_TILE_ROWS, TU_TILE_ROWS * depth, panel, start, start_stride, out,
+     out_stride);
 }
 #undef PANEL
