@@ -110,7 +110,7 @@ typedef enum tt_miss {
 typedef struct tt_compiled_counts {
     size_t size;
     int captures;              /* of the function */
-    int entries;               /* that captures gave and that are kept */
+    int entries;               /* that captures gave, that are kept, and that run what was compiled */
     int variants;              /* of them, for other sizes: made without a capture where that is possible */
     int vertices;              /* of all graphs that were built, forward and backward */
     int eager;                 /* calls that ran the function itself */
@@ -121,7 +121,7 @@ typedef struct tt_compiled_counts {
 #define TT_COMPILED_COUNTS_INIT TUTTI_DEFAULTS(tt_compiled_counts)
 /* TT_COMPILED_COUNTS_INIT as a function: zeroes `size` bytes and sets the field. */
 TUTTI_API void tt_compiled_counts_init(tt_compiled_counts *counts, size_t size);
-/* How often what happened. */
+/* How often what happened; also while an error is pending. */
 TUTTI_API bool tt_compiled_count(const tt_compiled *compiled, tt_compiled_counts *counts);
 /* Why the last call that found no entry found none, why it ran the function itself, or how its capture failed, in
  * words; "" where none of these happened. Lent until the next call. */

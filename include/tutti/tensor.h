@@ -237,7 +237,7 @@ TUTTI_API bool tt_equal(tt_tensor *a, tt_tensor *b);
 TUTTI_API bool tt_allclose(tt_tensor *a, tt_tensor *b, double relative, double absolute);
 
 /* A picture of the tensor: values in rows, aligned, the middle of long rows left out; then dtype, shape and what is
- * special. */
+ * special. In a function that is captured it is TUTTI_ERROR_CAPTURE, as other reads of elements are. */
 TUTTI_API void tt_print(const tt_tensor *x, FILE *file);
 /* The same into `buffer`, always ended with a zero byte; returns the length of the whole text. */
 TUTTI_API size_t tt_format(const tt_tensor *x, char *buffer, size_t size);

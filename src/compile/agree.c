@@ -13,6 +13,9 @@
 
 #include "compile/entry.h"
 
+#define START 14695981039346656037u /* of hashes */
+#define WORDS 384                   /* bytes of what a rank says of itself where ranks differ */
+
 /* ---- hashing ---- */
 
 static uint64_t mix(uint64_t hash, const void *data, size_t bytes) {
@@ -45,11 +48,20 @@ static uint64_t hash_vertex(uint64_t hash, const tu_vertex *vertex) {
     return hash;
 }
 
-static uint64_t hash_group(const tt_graph *graph, const tutti_group *group) {
-    uint64_t hash = 14695981039346656037u;
-    for (const tu_vertex *vertex = graph->first; vertex != NULL; vertex = vertex->next)
-        if (tu_vertex_group(vertex) == group && tu_vertex_communicates(vertex) && !is_uneven(vertex))
-            hash = hash_vertex(hash, vertex);
+/* The next collective of the group in the graph, behind `vertex`, or the first; NULL: there is none. */
+static const tu_vertex *next_in(const tt_graph *graph, const tutti_group *group, const tu_vertex *vertex) {
+    vertex = vertex != NULL ? vertex->next : graph->first;
+    while (vertex != NULL &&
+           !(tu_vertex_group(vertex) == group && tu_vertex_communicates(vertex) && !is_uneven(vertex)))
+        vertex = vertex->next;
+    return vertex;
+}
+
+static uint64_t hash_group(const tt_graph *graph, const tutti_group *group, uint64_t *count) {
+    uint64_t hash = START;
+    *count = 0;
+    for (const tu_vertex *at = NULL; (at = next_in(graph, group, at)) != NULL; *count += 1)
+        hash = hash_vertex(hash, at);
     return hash;
 }
 
@@ -85,32 +97,117 @@ static const char *act_of(uint64_t vote) {
                                    : "could not build it";
 }
 
-static tutti_status compare_all(const char *name, const tutti_group *group, const uint64_t *all) {
-    int rank = tutti_group_rank(group), size = tutti_group_size(group);
-    for (int i = 0; i < size; i++) {
-        if (all[2 * i] != all[2 * rank])
-            return tu_error(TUTTI_ERROR_MISMATCH,
-                            "compiled %s: in group \"%s\" rank %d %s, and this rank, %d, %s; all ranks must "
-                            "do the same",
-                            name, tutti_group_name(group), i, act_of(all[2 * i]), rank, act_of(all[2 * rank]));
-        if (all[2 * i + 1] != all[2 * rank + 1])
-            return tu_error(TUTTI_ERROR_MISMATCH,
-                            "compiled %s: ranks %d and %d of group \"%s\" have compiled different "
-                            "collectives, or in another order; all ranks must call the same function with inputs that "
-                            "lead to the same collectives",
-                            name, i, rank, tutti_group_name(group));
-    }
-    return TUTTI_OK;
+/* What a rank tells: what it is about to do, and, where it runs what it compiled, the hash and the number of its
+ * collectives. */
+typedef struct ballot {
+    uint64_t vote, hash, count;
+} ballot;
+
+/* The first rank that says something else than this one; this one where all say the same. */
+static int other_than(const ballot *all, int rank, size_t size) {
+    for (size_t i = 0; i < size; i++)
+        if (all[i].vote != all[rank].vote || all[i].hash != all[rank].hash)
+            return (int)i;
+    return rank;
 }
 
-static tutti_status vote_in(const char *name, tutti_group *group, tu_vote vote, uint64_t hash) {
-    uint64_t mine[2] = { vote, vote == TU_VOTE_READY ? hash : 0 };
-    uint64_t *all = calloc((size_t)tutti_group_size(group) * 2, sizeof *all);
+/* The first place at which the lists of hashes of all ranks are not the same. */
+static tutti_status find_place(const tt_graph *graph, tutti_group *group, size_t most, size_t *place) {
+    size_t size = (size_t)tutti_group_size(group);
+    uint64_t *all = calloc((size + 1) * most + 1, sizeof *all), *mine = all != NULL ? all + size * most : NULL;
+    const tu_vertex *at = NULL;
     if (all == NULL)
-        return tu_error_memory("votes", (size_t)tutti_group_size(group) * sizeof mine);
-    tutti_status status = tutti_all_gather(group, mine, all, 2, TUTTI_U64, NULL);
+        return tu_error_memory("votes", (size + 1) * most * sizeof *all);
+    for (size_t i = 0; i < most && (at = next_in(graph, group, at)) != NULL; i++)
+        mine[i] = hash_vertex(START, at);
+    tutti_status status = tutti_all_gather(group, mine, all, most, TUTTI_U64, NULL);
+    for (*place = 0; status == TUTTI_OK && *place < most; *place += 1) {
+        bool same = true;
+        for (size_t rank = 1; rank < size; rank++)
+            same = same && all[rank * most + *place] == all[*place];
+        if (!same)
+            break;
+    }
+    free(all);
+    return status;
+}
+
+/* What this rank's collective at that place is. */
+static void describe_place(const tt_graph *graph, const tutti_group *group, size_t place, char *words) {
+    const tu_vertex *at = next_in(graph, group, NULL);
+    for (size_t i = 0; i < place && at != NULL; i++)
+        at = next_in(graph, group, at);
+    if (at == NULL) {
+        snprintf(words, WORDS, "there is none any more");
+        return;
+    }
+    const tu_value *value = at->operand_count > 0 ? at->operands[0].value : NULL;
+    snprintf(words, WORDS, "%s%s", at->entry->name, at->in_place ? "_" : "");
+    if (value != NULL)
+        snprintf(words + strlen(words), WORDS - strlen(words), " of %s %s", tutti_dtype_name(value->shape.dtype),
+                 tu_dims_text(value->shape.ndim, value->shape.sizes));
+    if (tu_vertex_reduction(at) != 0)
+        snprintf(words + strlen(words), WORDS - strlen(words), ", %s", tutti_reduction_name(tu_vertex_reduction(at)));
+}
+
+/* All ranks come here, since each has seen that they differ: they tell each other where, or why. */
+static tutti_status tell_difference(const char *name, const tt_graph *graph, tutti_group *group, const ballot *all,
+                                    const char *why) {
+    size_t size = (size_t)tutti_group_size(group), most = 0, place = 0;
+    int rank = tutti_group_rank(group), other = other_than(all, rank, size);
+    bool ready = true;
+    char mine[WORDS] = "", *words = calloc(size, WORDS);
+    if (words == NULL)
+        return tu_error_memory("votes", size * WORDS);
+    for (size_t i = 0; i < size; i++) {
+        ready = ready && all[i].vote == TU_VOTE_READY;
+        most = all[i].count > most ? (size_t)all[i].count : most;
+    }
+    tutti_status status = ready ? find_place(graph, group, most, &place) : TUTTI_OK;
+    if (ready)
+        describe_place(graph, group, place, mine);
+    else if (all[rank].vote != TU_VOTE_READY && why[0] != 0)
+        snprintf(mine, sizeof mine, " (%.300s)", why);
     if (status == TUTTI_OK)
-        status = compare_all(name, group, all);
+        status = tutti_all_gather(group, mine, words, WORDS, TUTTI_U8, NULL);
+    const char *of_other = words + (size_t)other * WORDS;
+    if (status == TUTTI_OK && ready)
+        status = tu_error(TUTTI_ERROR_MISMATCH,
+                          "compiled %s: collective %zu of group \"%s\" is %s on rank %d, and on this rank, %d, %s; all "
+                          "ranks must call the same function with inputs that lead to the same collectives",
+                          name, place, tutti_group_name(group), of_other, other, rank, mine);
+    else if (status == TUTTI_OK)
+        status = tu_error(TUTTI_ERROR_MISMATCH,
+                          "compiled %s: in group \"%s\" rank %d %s%s, and this rank, %d, %s%s; all ranks must do the "
+                          "same",
+                          name, tutti_group_name(group), other, act_of(all[other].vote), of_other, rank,
+                          act_of(all[rank].vote), mine);
+    free(words);
+    return status;
+}
+
+static tutti_status vote_in(const char *name, const tt_graph *graph, tutti_group *group, const ballot *mine,
+                            const char *why) {
+    size_t size = (size_t)tutti_group_size(group);
+    ballot *all = calloc(size, sizeof *all);
+    if (all == NULL)
+        return tu_error_memory("votes", size * sizeof *all);
+    tutti_status status = tutti_all_gather(group, mine, all, sizeof *mine / sizeof(uint64_t), TUTTI_U64, NULL);
+    bool differ = false;
+    for (size_t i = 1; i < size && status == TUTTI_OK; i++)
+        differ = differ || all[i].vote != all[0].vote || all[i].hash != all[0].hash;
+    if (differ)
+        status = tell_difference(name, graph, group, all, why);
+    if (status == TUTTI_ERROR_MISMATCH && !differ) {
+        char cause[WORDS];
+        snprintf(cause, sizeof cause, "%s", tutti_error_message());
+        status =
+            tu_error(TUTTI_ERROR_MISMATCH,
+                     "compiled %s: this rank, %d, has captured it anew and asks the others of group \"%s\" whether "
+                     "they did the same, by an all_gather; one of them runs a collective instead, since it had no "
+                     "reason to capture: all ranks must call with inputs of the same sizes and kinds (%s)",
+                     name, tutti_group_rank(group), tutti_group_name(group), cause);
+    }
     free(all);
     return status;
 }
@@ -132,16 +229,18 @@ static tutti_status remember(tu_agreed **agreed, tutti_group *group, uint64_t ha
 }
 
 /* The first error is told; the other groups are visited all the same, since their ranks wait. */
-tutti_status tu_agree(const char *name, const tt_graph *graph, tu_vote vote, tu_agreed **agreed) {
+tutti_status tu_agree(const char *name, const tt_graph *graph, tu_vote vote, const char *why, tu_agreed **agreed) {
     tutti_group **groups;
     int count;
     tutti_status first = list_groups(graph, &groups, &count);
     tutti_error_copy error;
     for (int i = 0; i < count; i++) {
-        uint64_t hash = hash_group(graph, groups[i]);
+        ballot mine = { .vote = vote };
+        uint64_t hash = hash_group(graph, groups[i], &mine.count);
         if (vote == TU_VOTE_READY && is_agreed(*agreed, groups[i], hash))
             continue;
-        tutti_status status = vote_in(name, groups[i], vote, hash);
+        mine.hash = vote == TU_VOTE_READY ? hash : 0;
+        tutti_status status = vote_in(name, graph, groups[i], &mine, why);
         if (status == TUTTI_OK && vote == TU_VOTE_READY)
             status = remember(agreed, groups[i], hash);
         if (status != TUTTI_OK && first == TUTTI_OK) {

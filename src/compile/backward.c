@@ -517,7 +517,10 @@ static tutti_status build(entry *one, const collection *of, trace *traced, int n
 static tutti_status agree(tt_backward_cache *cache, const entry *made, tu_vote vote) {
     tu_pending_copy error;
     tu_pending_save(&error);
-    tutti_status agreed = made->graph != NULL ? tu_agree("backward", made->graph, vote, &cache->agreed) : TUTTI_OK;
+    char why[sizeof cache->reason] = "";
+    if (vote != TU_VOTE_READY)
+        snprintf(why, sizeof why, "%s", vote == TU_VOTE_EAGER ? cache->reason : tutti_error_message());
+    tutti_status agreed = made->graph != NULL ? tu_agree("backward", made->graph, vote, why, &cache->agreed) : TUTTI_OK;
     tu_pending_restore(&error);
     return error.status != TUTTI_OK ? error.status : agreed;
 }

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/log.h"
 #include "compile/compare.h"
@@ -49,12 +50,27 @@ tutti_status tu_check_passes(const char *field, bool limits, const char *list) {
 
 /* ---- files ---- */
 
+/* The folder and those above it. What cannot be made is told where a file cannot be written. */
+static void make_folder(const char *folder) {
+    char path[PATH_MAX];
+    if (folder == NULL || strlen(folder) >= sizeof path)
+        return;
+    strcpy(path, folder);
+    for (char *at = strchr(path + 1, '/'); at != NULL; at = strchr(at + 1, '/')) {
+        *at = 0;
+        mkdir(path, 0777);
+        *at = '/';
+    }
+    mkdir(path, 0777);
+}
+
 void tu_recipe_look_around(tu_recipe *how, int *twin) {
     const char *compares = secure_getenv("TUTTI_COMPILE_COMPARE");
     how->compares = compares != NULL && strcmp(compares, "0") != 0 && compares[0] != 0;
     how->folder = secure_getenv("TUTTI_COMPILE_DIR");
     if (how->folder != NULL && how->folder[0] == 0)
         how->folder = NULL;
+    make_folder(how->folder);
     how->rank = how->folder != NULL ? tu_rank_here().rank : -1;
     if (*twin == 0 && how->folder != NULL) {
         char name[PATH_MAX];

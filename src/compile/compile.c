@@ -31,6 +31,7 @@ struct tt_compiled {
     tu_entry *entries;           /* the one that ran last is first */
     tu_entry *last;              /* that ran, held; NULL: none */
     tt_compiled_counts counts;
+    int kept;        /* entries that count for the limit: those that run the function itself do too */
     int most_inputs; /* of an entry */
     char reason[REASON];
     bool warned;
@@ -172,11 +173,11 @@ static void take_over(tt_compiled *compiled, const tt_graph *graph) {
     pthread_mutex_unlock(&compiled->lock);
 }
 
-static tutti_status agree(tt_compiled *compiled, const tt_graph *graph, tu_vote vote) {
+static tutti_status agree(tt_compiled *compiled, const tt_graph *graph, tu_vote vote, const char *why) {
     if (graph == NULL)
         return TUTTI_OK;
     take_over(compiled, graph);
-    return tu_agree(compiled->name, graph, vote, &compiled->agreed);
+    return tu_agree(compiled->name, graph, vote, why, &compiled->agreed);
 }
 
 /* ---- running the function itself ---- */
@@ -518,9 +519,23 @@ static tutti_status try_pattern(attempt *of, tu_entry *entry, bool *applied) {
     let_go(&inputs);
     tu_entry_drop(from);
     if (*applied)
-        return agree(compiled, entry->captured.graph, TU_VOTE_READY);
+        return agree(compiled, entry->captured.graph, TU_VOTE_READY, "");
     tt_error_clear();
     return status == TUTTI_ERROR_MEMORY ? status : TUTTI_OK;
+}
+
+/* A function that runs a backward itself and returns its loss as it is would be differentiated twice: the engine's
+ * advice, to keep what was saved, is not what its author wants. */
+static tutti_status advise(const tt_compiled *compiled, const tu_captured *captured, tutti_status status) {
+    char cause[REASON];
+    if (!captured->in_backward || !captured->inner_backward || status == TUTTI_ERROR_MEMORY)
+        return status;
+    snprintf(cause, sizeof cause, "%s", tutti_error_message());
+    tt_error_clear();
+    return tu_error(status,
+                    "%s runs a backward itself and returns a result with history, whose backward would be captured "
+                    "behind it: return it detached (tt_detach). Else: %s",
+                    compiled->name, cause);
 }
 
 /* Captures, builds, and agrees with the other ranks, whatever came of the first two. */
@@ -537,6 +552,7 @@ static tutti_status try_capture(attempt *of, tu_entry *entry) {
         compiled->name, same ? compiled->function : expand, same ? compiled->user : (void *)&of->expansion,
         tt_tensors_of(of->unique_count, of->unique), tt_grad_enabled(), &entry->captured);
     leave(&inner);
+    status = advise(compiled, &entry->captured, status);
     tu_vote vote = TU_VOTE_READY;
     if (status == TUTTI_OK)
         status = build(of, entry);
@@ -548,10 +564,13 @@ static tutti_status try_capture(attempt *of, tu_entry *entry) {
         if (eager)
             status = make_eager(of, entry, status);
     }
+    char why[REASON] = "";
     tu_pending_take(status);
+    if (vote != TU_VOTE_READY)
+        snprintf(why, sizeof why, "%s", entry->why_eager != NULL ? entry->why_eager : tutti_error_message());
     tu_pending_copy error;
     tu_pending_save(&error);
-    tutti_status agreed = agree(compiled, entry->captured.graph, vote);
+    tutti_status agreed = agree(compiled, entry->captured.graph, vote, why);
     tu_pending_restore(&error);
     tu_scope_leave(&scope);
     return status != TUTTI_OK ? status : agreed;
@@ -560,7 +579,7 @@ static tutti_status try_capture(attempt *of, tu_entry *entry) {
 static tutti_status check_limit(tt_compiled *compiled) {
     char reason[REASON];
     pthread_mutex_lock(&compiled->lock);
-    int entries = compiled->counts.entries;
+    int entries = compiled->kept;
     snprintf(reason, sizeof reason, "%s", compiled->reason);
     pthread_mutex_unlock(&compiled->lock);
     if (entries < TT_COMPILE_ENTRIES)
@@ -592,7 +611,9 @@ static void insert(tt_compiled *compiled, tu_entry *entry) {
     entry->next = compiled->entries;
     compiled->entries = entry;
     note_run(compiled, entry);
-    *(entry->is_variant ? &compiled->counts.variants : &compiled->counts.entries) += 1;
+    compiled->counts.variants += entry->is_variant;
+    compiled->kept += !entry->is_variant;
+    compiled->counts.entries += !entry->is_variant && entry->why_eager == NULL;
     if (entry->guards.count > compiled->most_inputs)
         compiled->most_inputs = entry->guards.count;
     if (entry->forward != NULL)
@@ -675,13 +696,28 @@ static tu_entry *find_or_add(tt_compiled *compiled, tt_tensor_list given, holdin
     return entry;
 }
 
+/* A rank that captures anew asks the others by a collective of its own, which the user has not called: whoever meets it
+ * is told what it is. */
+static tutti_status explain(const tu_entry *entry, tutti_status status) {
+    char cause[REASON];
+    if (status != TUTTI_ERROR_MISMATCH)
+        return status;
+    snprintf(cause, sizeof cause, "%s", tutti_error_message());
+    tt_error_clear();
+    return tu_error(status,
+                    "compiled %s: %s (an all_gather of u64 that nobody called is that of a rank which had to capture "
+                    "the function anew, and asks whether the others did: all ranks must call with inputs of the same "
+                    "sizes and kinds)",
+                    entry->name, cause);
+}
+
 static tt_tensor_list run(tu_entry *entry, tt_tensor *const *inputs) {
     tt_tensor_list none = { 0, tu_nothing };
     size_t count = (size_t)entry->captured.result_count;
     tt_tensor **results = tu_scope_memory((count + 1) * sizeof *results);
     if (results == NULL)
         return none;
-    tutti_status status = tu_pending_take(tu_entry_run(entry, inputs, results));
+    tutti_status status = tu_pending_take(explain(entry, tu_entry_run(entry, inputs, results)));
     return status == TUTTI_OK ? tt_tensors_of(count, results) : none;
 }
 
@@ -769,7 +805,7 @@ const tt_graph *tt_compiled_graph(const tt_compiled *compiled, tt_direction dire
 }
 
 bool tt_compiled_count(const tt_compiled *compiled, tt_compiled_counts *counts) {
-    if (!is_there("compiled_count", compiled))
+    if (compiled == NULL && !is_there("compiled_count", compiled))
         return false;
     pthread_mutex_t *lock = (pthread_mutex_t *)&compiled->lock;
     pthread_mutex_lock(lock);
@@ -777,7 +813,10 @@ bool tt_compiled_count(const tt_compiled *compiled, tt_compiled_counts *counts) 
     for (const tu_entry *entry = compiled->entries; entry != NULL; entry = entry->next)
         own.replays += atomic_load_explicit(&entry->replays, memory_order_relaxed);
     pthread_mutex_unlock(lock);
-    return tu_pending_take(tu_result_copy("tt_compiled_counts", &own, sizeof own, counts)) == TUTTI_OK;
+    tutti_status status = tu_result_copy("tt_compiled_counts", &own, sizeof own, counts);
+    if (status != TUTTI_OK)
+        tu_pending_take(status);
+    return status == TUTTI_OK;
 }
 
 const char *tt_compiled_reason(const tt_compiled *compiled) {

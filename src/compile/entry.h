@@ -192,8 +192,9 @@ typedef enum tu_vote {
 } tu_vote;
 
 /* Ranks of each group in the graph tell each other what they are about to do, unless they agreed on this very schedule
- * before. OK where all do the same. */
-tutti_status tu_agree(const char *name, const tt_graph *graph, tu_vote vote, tu_agreed **agreed);
+ * before. OK where all do the same; else the error says which collective differs, or, of a rank that does not run what
+ * it compiled, why: `why`, "" where the vote is to run it. */
+tutti_status tu_agree(const char *name, const tt_graph *graph, tu_vote vote, const char *why, tu_agreed **agreed);
 void tu_agreed_end(tu_agreed *agreed);
 
 #endif

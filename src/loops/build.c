@@ -270,15 +270,15 @@ static void first_message(const build *own, char *line, size_t size) {
     line[strcspn(line, "\n")] = 0;
 }
 
-static bool failed(const build *own, int status, char *reason, size_t reason_size) {
+static bool failed(const tu_builder *builder, const build *own, int status, char *reason, size_t reason_size) {
     char line[400];
     first_message(own, line, sizeof line);
     if (WIFSIGNALED(status))
-        snprintf(reason, reason_size, "the compiler was ended by signal %d%s%s", WTERMSIG(status),
-                 line[0] != 0 ? ": " : "", line);
+        snprintf(reason, reason_size, "the compiler %s (TUTTI_CC names another) was ended by signal %d%s%s",
+                 builder->words[0], WTERMSIG(status), line[0] != 0 ? ": " : "", line);
     else
-        snprintf(reason, reason_size, "the compiler failed with status %d%s%s", WEXITSTATUS(status),
-                 line[0] != 0 ? ": " : "", line);
+        snprintf(reason, reason_size, "the compiler %s (TUTTI_CC names another) failed with status %d%s%s",
+                 builder->words[0], WEXITSTATUS(status), line[0] != 0 ? ": " : "", line);
     return false;
 }
 
@@ -298,14 +298,14 @@ static bool wait_for_compiler(build *own, int64_t deadline, const tu_builder *bu
         }
         if (tu_build_clock() >= deadline) {
             end_compiler(own);
-            snprintf(reason, reason_size, "the compiler did not end within %.1f s (TUTTI_CC_LIMIT)",
-                     (double)builder->limits.milliseconds / 1000);
+            snprintf(reason, reason_size, "the compiler %s did not end within %.1f s (TUTTI_CC_LIMIT)",
+                     builder->words[0], (double)builder->limits.milliseconds / 1000);
             return false;
         }
         sleep_ms(pause);
     }
     own->compiler = 0;
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? true : failed(own, status, reason, reason_size);
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? true : failed(builder, own, status, reason, reason_size);
 }
 
 static bool start(const tu_builder *builder, build *own, char *reason, size_t reason_size) {

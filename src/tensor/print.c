@@ -167,15 +167,28 @@ static void describe(text *out, const tt_tensor *x) {
         add(out, ", requires grad");
 }
 
+/* While a function is captured printing is a read as any other: a graph could not repeat it, and it would vanish from
+ * the calls that follow without a word. */
+static bool is_refused(const char *who, const tt_tensor *x) {
+    if (x == NULL || x->magic != TU_MAGIC_ALIVE || !x->storage->fake || tu_self()->recorder == NULL)
+        return false;
+    tu_pending_take(tu_tensor_ready(who, "x", x));
+    return true;
+}
+
 size_t tt_format(const tt_tensor *x, char *buffer, size_t size) {
     text out = { buffer, size, 0 };
     if (size > 0)
         buffer[0] = 0;
+    if (is_refused("format", x))
+        return 0;
     describe(&out, x);
     return out.length;
 }
 
 void tt_print(const tt_tensor *x, FILE *file) {
+    if (is_refused("print", x))
+        return;
     size_t length = tt_format(x, NULL, 0);
     char *buffer = malloc(length + 1);
     if (buffer == NULL) {

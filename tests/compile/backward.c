@@ -676,8 +676,7 @@ TEST_WORLD(ranks_whose_backwards_communicate_differently_fail_before_they_run, 2
     CHECK(tt_backward_compiled_begin(cache));
     CHECK(!tt_backward(tt_sum(tt_sin(weight)), NULL));
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
-    CHECK_MESSAGE("compiled backward: ranks");
-    CHECK_MESSAGE("have compiled different collectives");
+    CHECK_MESSAGE("compiled backward: collective 1 of group");
     tt_error_clear();
     CHECK(tt_backward_compiled_end());
     CHECK(tt_grad(weight) == NULL);
@@ -703,7 +702,7 @@ TEST_WORLD(a_rank_whose_backward_cannot_be_captured_fails_it_on_all, 2) {
     CHECK(tt_backward_compiled_begin(cache));
     CHECK(!tt_backward(tt_sum(tt_sin(weight)), NULL));
     CHECK_EQ(tt_error_show(), TUTTI_ERROR_MISMATCH);
-    CHECK_MESSAGE("runs the function itself");
+    CHECK_MESSAGE("runs the function itself (item: argument x");
     tt_error_clear();
     CHECK(tt_backward_compiled_end());
     tt_backward_cache_release(&cache);

@@ -77,6 +77,40 @@ TEST(writes_to_what_overlaps_itself_are_refused_as_in_eager_code) {
         }
 }
 
+static int prints(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    outputs[0] = tt_mul_scalar(inputs.at[0], 2);
+    tt_print(outputs[0], user);
+    return 1;
+}
+
+TEST(a_function_that_prints_runs_as_it_is_and_prints_at_each_call) {
+    tt_scope scope = tt_scope_open();
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *to = open_memstream(&text, &bytes);
+    tt_compiled *fast;
+    CHECK(tt_compile(prints, to, NULL, &fast));
+    for (int i = 0; i < 2; i++)
+        CHECK_EQ(tt_compiled_call(fast, tt_tensors(values(3))).count, 1);
+    CHECK_EQ(fclose(to), 0);
+    const char *first = strstr(text, "[");
+    CHECK(first != NULL && strstr(first + 1, "[3]") != NULL && strstr(text, "no data") == NULL);
+    CHECK(strncmp(text, text + bytes / 2, bytes / 2) == 0); /* twice the same */
+    CHECK(counts_of(fast).eager == 2 && strstr(tt_compiled_reason(fast), "print") != NULL);
+    CHECK(counts_of(fast).captures == 1 && counts_of(fast).entries == 0);
+    tt_compiled_release(&fast);
+    free(text);
+    tt_compile_options options = TT_COMPILE_OPTIONS_INIT;
+    options.full = true;
+    CHECK(tt_compile(prints, stdout, &options, &fast));
+    CHECK(tt_compiled_call(fast, tt_tensors(values(3))).count == 0);
+    tt_compiled_counts counts = TT_COMPILED_COUNTS_INIT; /* which can be asked for with the error pending */
+    CHECK(tt_compiled_count(fast, &counts) && counts.captures == 1 && counts.entries == 0);
+    CHECK(fails(TUTTI_ERROR_CAPTURE, "print: argument x"));
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 static int fails_in_the_middle(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     tt_module_set_parameter(user, "weight", tt_neg(tt_module_parameter(user, "weight")));
     tt_mul_scalar_(inputs.at[0], 3);
@@ -347,8 +381,9 @@ static void empty_folder(const char *folder) {
 }
 
 TEST(graphs_are_written_before_and_after_each_pass) {
-    char folder[] = "/tmp/tutti-compile-XXXXXX";
-    CHECK(mkdtemp(folder) != NULL);
+    char above[] = "/tmp/tutti-compile-XXXXXX", folder[64];
+    CHECK(mkdtemp(above) != NULL);
+    snprintf(folder, sizeof folder, "%s/made", above); /* which is not there yet */
     setenv("TUTTI_COMPILE_DIR", folder, 1);
     tt_scope scope = tt_scope_open();
     tt_compiled *fast;
@@ -369,6 +404,30 @@ TEST(graphs_are_written_before_and_after_each_pass) {
     tt_compiled_release(&fast);
     unsetenv("TUTTI_COMPILE_DIR");
     empty_folder(folder);
+    CHECK_EQ(rmdir(above), 0);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
+static int returns_its_loss(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    outputs[0] = tt_sum(tt_square(tt_mul(inputs.at[0], user)));
+    tt_backward(outputs[0], NULL);
+    return 1;
+}
+
+TEST(a_function_that_runs_a_backward_and_returns_its_loss_is_told_to_detach_it) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *weight = tt_parameter(values(3), true);
+    for (int full = 0; full < 2; full++) {
+        tt_compiled *fast;
+        tt_compile_options options = TT_COMPILE_OPTIONS_INIT;
+        options.full = full == 1;
+        CHECK(tt_compile(returns_its_loss, weight, &options, &fast));
+        CHECK(tt_compiled_call(fast, tt_tensors(values(3))).count == (full == 0 ? 1 : 0));
+        if (full == 1)
+            CHECK(fails(TUTTI_ERROR_GRAPH, "return it detached (tt_detach)"));
+        CHECK(strstr(tt_compiled_reason(fast), "return it detached (tt_detach)") != NULL);
+        tt_compiled_release(&fast);
+    }
     CHECK_OK(tt_scope_close(&scope));
 }
 
@@ -425,7 +484,7 @@ TEST(passes_that_were_asked_for_and_find_nothing_are_told_of_once) {
 
 /* Of 9 files and more of each function the first is told of; the results are there. */
 TEST(a_folder_for_graphs_that_cannot_be_written_is_told_of_once) {
-    static const char *const folders[] = { "/nowhere/at/all", "/dev/null" };
+    static const char *const folders[] = { "/dev/null/at/all", "/dev/null" };
     for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
         tt_scope scope = tt_scope_open();
         tt_compiled *one, *two;

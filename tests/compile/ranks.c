@@ -135,6 +135,11 @@ TEST_WORLD(a_data_parallel_step_is_one_graph, 2) {
 
 /* ---- agreement ---- */
 
+typedef struct reader {
+    tutti_group *group;
+    bool reads;
+} reader;
+
 static int sum_then_max(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     tt_tensor *x = inputs.at[0];
     x = tt_all_reduce(tt_mul_scalar(x, 2), TUTTI_SUM, user);
@@ -157,13 +162,55 @@ TEST_WORLD(ranks_that_compiled_different_collectives_fail_before_they_run, 2) {
     CHECK(tt_compile(rank == 0 ? sum_then_max : max_then_sum, group, NULL, &fast));
     tt_tensor *x = tt_detach(leaf(group, 2, 2, 1));
     CHECK(tt_compiled_call(fast, tt_tensors(x)).count == 0);
-    expect_error(TUTTI_ERROR_MISMATCH, "have compiled different collectives");
+    expect_error(TUTTI_ERROR_MISMATCH, rank == 0 ? "is all_reduce of f32 [2, 2], max on rank 1, and on this rank, 0, "
+                                                   "all_reduce of f32 [2, 2], sum"
+                                                 : "is all_reduce of f32 [2, 2], sum on rank 0, and on this rank, 1, "
+                                                   "all_reduce of f32 [2, 2], max");
     tt_compiled_release(&fast);
     CHECK(tt_compile(sum_then_max, group, NULL, &fast)); /* the group lives on */
     CHECK_EQ(tt_compiled_call(fast, tt_tensors(x)).count, 1);
     tt_compiled_release(&fast);
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(group, NULL));
+}
+
+static int sums(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    reader *of = user;
+    outputs[0] = inputs.at[0];
+    for (int i = 0; i < (of->reads ? 3 : 2); i++)
+        outputs[0] = tt_all_reduce(tt_add_scalar(outputs[0], 1), TUTTI_SUM, of->group);
+    return 1;
+}
+
+TEST_WORLD_THREADS(ranks_are_told_at_which_place_their_collectives_differ, 2) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    tt_scope scope = tt_scope_open();
+    reader of = { group, rank == 1 };
+    tt_compiled *fast;
+    CHECK(tt_compile(sums, &of, NULL, &fast));
+    CHECK(tt_compiled_call(fast, tt_tensors(tt_ones(tt_shape(3), TUTTI_F32, NULL))).count == 0);
+    expect_error(TUTTI_ERROR_MISMATCH,
+                 rank == 0 ? "is all_reduce of f32 [3], sum on rank 1, and on this rank, 0, there is none any more"
+                           : "is there is none any more on rank 0, and on this rank, 1, all_reduce of f32 [3], sum");
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+TEST_WORLD_THREADS(a_rank_that_alone_captures_anew_is_told_of_on_all, 2) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    tt_scope scope = tt_scope_open();
+    reader of = { group, false };
+    tt_compiled *fast;
+    CHECK(tt_compile(sums, &of, NULL, &fast));
+    CHECK_EQ(tt_compiled_call(fast, tt_tensors(tt_ones(tt_shape(3), TUTTI_F32, NULL))).count, 1);
+    CHECK(tt_compiled_call(fast, tt_tensors(tt_ones(tt_shape(rank == 1 ? 5 : 3), TUTTI_F32, NULL))).count == 0);
+    expect_error(TUTTI_ERROR_MISMATCH, rank == 1 ? "this rank, 1, has captured it anew"
+                                                 : "is that of a rank which had to capture the function anew");
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
 }
 
 /* A capture that one rank alone needs, with a schedule that was agreed on, asks nobody. */
@@ -188,11 +235,6 @@ TEST_WORLD(a_rank_that_captures_anew_with_the_same_collectives_disturbs_nobody, 
     CHECK_OK(tutti_barrier(group, NULL));
 }
 
-typedef struct reader {
-    tutti_group *group;
-    bool reads;
-} reader;
-
 static int reads_after(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     reader *of = user;
     outputs[0] = tt_all_reduce(inputs.at[0], TUTTI_SUM, of->group);
@@ -209,7 +251,7 @@ TEST_WORLD(a_rank_that_cannot_compile_fails_the_call_on_all, 2) {
     CHECK(tt_compile(reads_after, &of, NULL, &fast));
     tt_tensor *x = tt_ones(tt_shape(3), TUTTI_F32, NULL);
     CHECK(tt_compiled_call(fast, tt_tensors(x)).count == 0);
-    expect_error(TUTTI_ERROR_MISMATCH, "all ranks must do the same");
+    expect_error(TUTTI_ERROR_MISMATCH, "runs the function itself (item: argument x"); /* the reason, on both */
     tt_compiled_release(&fast);
     of.reads = true; /* where none can, all run the function itself */
     CHECK(tt_compile(reads_after, &of, NULL, &fast));
