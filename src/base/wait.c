@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/home.h"
 
 /* The longest sleep between two looks at liveness. */
 #define LOOK_INTERVAL (20 * TU_MILLISECOND)
@@ -122,6 +123,8 @@ tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *), void *arg
         if (ready(argument))
             return TUTTI_OK;
     }
+    if (wait->home != 0)
+        tu_home_return(wait->home - 1);
     looking looking = { .next = tu_clock_now() + LOOK_INTERVAL / 4 };
     for (uint32_t i = 0;; i++) {
         if (ready(argument))

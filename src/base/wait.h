@@ -42,6 +42,7 @@ typedef struct tu_wait {
                                                       after while they look; may be NULL */
     uint32_t spins;                                /* pauses before the first yield; 0 when ranks outnumber cores */
     uint32_t yields;                               /* yields before the first sleep */
+    int home; /* CPU + 1 to which the waiting thread returns, see home.h; 0: it stays where it is */
 } tu_wait;
 
 /* The rungs for this machine: `runnable` ranks and engine threads on `cores` cores. */

@@ -239,6 +239,7 @@ struct tu_job {
     int *nodes;                   /* by world rank: see tu_job_node */
     int node_count;
     int cores;
+    int home;     /* CPU on which this rank begins; -1: wherever it is */
     tu_wait wait; /* what tu_job_wait_init copies */
     const _Atomic uint32_t *interrupt;
     tu_log *log;

@@ -106,11 +106,12 @@ void tu_job_close(tu_job *job);
  * until tu_job_close, which may come later: for a world that is closed while handles are alive. */
 void tu_job_goodbye(tu_job *job);
 
-int tu_job_rank(const tu_job *job);                         /* this rank's job rank */
-int tu_job_size(const tu_job *job);                         /* ranks of the world on this host */
-int tu_job_world_rank(const tu_job *job, int rank);         /* from job rank to world rank */
-bool tu_job_threads(const tu_job *job);                     /* all ranks of the job are threads of this process */
-int tu_job_cores(const tu_job *job);                        /* cores that the job's ranks may use together */
+int tu_job_rank(const tu_job *job);                 /* this rank's job rank */
+int tu_job_size(const tu_job *job);                 /* ranks of the world on this host */
+int tu_job_world_rank(const tu_job *job, int rank); /* from job rank to world rank */
+bool tu_job_threads(const tu_job *job);             /* all ranks of the job are threads of this process */
+int tu_job_cores(const tu_job *job);                /* cores that the job's ranks may use together */
+void tu_job_go_home(const tu_job *job); /* sends the calling thread to this rank's home, if it has one: base/home.h */
 const char *tu_job_host(const tu_job *job, int world_rank); /* host name that a world rank published */
 /* A node is a set of ranks that share memory: one host, one user. All ranks number them alike, by their lowest ranks.
  */

@@ -293,7 +293,6 @@ tutti_status tu_job_take_slot(tu_job *job, uint64_t start_time) {
         atomic_store_explicit(&slot->wait_status, 0, memory_order_relaxed);
         atomic_store_explicit(&slot->reserved, 0, memory_order_relaxed);
         atomic_store_explicit(&slot->pending, 0, memory_order_relaxed);
-        memset(slot->cpus, 0, sizeof slot->cpus);
     }
     slot->pid = getpid();
     slot->tid = (int32_t)syscall(SYS_gettid);
@@ -302,12 +301,7 @@ tutti_status tu_job_take_slot(tu_job *job, uint64_t start_time) {
     slot->start_time = start_time;
     slot->opened_ns = tu_clock_now();
     slot->opened_wall = tu_clock_wall();
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    if (sched_getaffinity(0, sizeof set, &set) == 0)
-        for (int cpu = 0; cpu < TU_CPU_WORDS * 64 && cpu < CPU_SETSIZE; cpu++)
-            if (CPU_ISSET(cpu, &set))
-                slot->cpus[cpu / 64] |= UINT64_C(1) << (cpu % 64);
+    tu_cpus_here(&slot->cpus);
     tu_recorder_init(&job->recorders[job->rank]);
     tutti_status status = tu_keeper_start(job);
     if (status != TUTTI_OK)
@@ -367,15 +361,29 @@ static tutti_status arrive(tu_opening *opening) {
     return status;
 }
 
+/* CPUs that any rank of this host may use. */
 static int count_cores(const tu_job *job) {
-    int cores = 0;
-    for (int word = 0; word < TU_CPU_WORDS; word++) {
-        uint64_t together = 0;
+    tu_cpus together = { 0 };
+    for (int word = 0; word < TU_CPU_WORDS; word++)
         for (int rank = 0; rank < job->size; rank++)
-            together |= tu_page_slot(job->page, rank)->cpus[word];
-        cores += __builtin_popcountll(together);
-    }
+            together.words[word] |= tu_page_slot(job->page, rank)->cpus.words[word];
+    int cores = tu_cpus_count(&together);
     return cores > 0 ? cores : 1;
+}
+
+/* Among the ranks that may use the same CPUs as this one; where a user has bound them otherwise, that is what counts.
+ * Shares that differ by one are only a beginning: with other jobs beside this one, the kernel knows better. */
+static void find_home(tu_job *job) {
+    const tu_cpus *mine = &job->slot->cpus;
+    int place = 0, ranks = 0;
+    for (int rank = 0; rank < job->size; rank++) {
+        if (memcmp(&tu_page_slot(job->page, rank)->cpus, mine, sizeof *mine) != 0)
+            continue;
+        place += rank < job->rank;
+        ranks++;
+    }
+    job->home = tu_home_of(mine, place, ranks);
+    job->wait.home = job->home >= 0 && ranks % tu_cpus_count(mine) == 0 ? job->home + 1 : 0;
 }
 
 void tu_job_ladder(tu_job *job, int64_t spin) {
@@ -387,6 +395,7 @@ void tu_job_ladder(tu_job *job, int64_t spin) {
     tu_wait_ladder(&job->wait, job->size, job->cores);
     if (spin >= 0)
         job->wait.spins = (uint32_t)spin;
+    find_home(job);
 }
 
 static tutti_status join(tu_opening *opening) {
@@ -524,6 +533,10 @@ bool tu_job_threads(const tu_job *job) {
 
 int tu_job_cores(const tu_job *job) {
     return job->cores;
+}
+
+void tu_job_go_home(const tu_job *job) {
+    tu_home_go(job->home);
 }
 
 const char *tu_job_host(const tu_job *job, int world_rank) {

@@ -29,6 +29,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/home.h"
 #include "base/wait.h"
 #include "job/job.h"
 #include "job/liveness.h"
@@ -42,7 +43,6 @@
 #define TU_NONCE_BYTES 16
 #define TU_ID_BYTES 17 /* 16 hexadecimal digits and a zero */
 #define TU_NAME_BYTES 64
-#define TU_CPU_WORDS 16 /* 1024 CPUs */
 #define TU_WHY_BYTES 192
 #define TU_REFUSALS 8
 
@@ -58,11 +58,11 @@ typedef struct tu_slot {
     int32_t tid;    /* of the thread that opened the world */
     int32_t parent; /* pid of its parent then */
     uint32_t uid;
-    uint64_t start_time;         /* of the process: field 22 of /proc/PID/stat */
-    uint32_t incarnation;        /* how often a newcomer has taken this rank */
-    int64_t opened_ns;           /* on tu_clock_now */
-    int64_t opened_wall;         /* on tu_clock_wall */
-    uint64_t cpus[TU_CPU_WORDS]; /* CPU set of the owner when it opened, one bit per CPU */
+    uint64_t start_time;  /* of the process: field 22 of /proc/PID/stat */
+    uint32_t incarnation; /* how often a newcomer has taken this rank */
+    int64_t opened_ns;    /* on tu_clock_now */
+    int64_t opened_wall;  /* on tu_clock_wall */
+    tu_cpus cpus;         /* what the owner might use when it opened */
     /* By the parent of the rank (tu_death_publish), once: 0, or TU_SLOT_PUBLISHED | wait status. */
     _Atomic uint64_t wait_status;
     /* Why a thread-rank is DEAD, or why opening failed; complete before the state is DEAD. By the owner. */

@@ -392,6 +392,7 @@ tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **ou
         goto unclaim_world;
     TU_LOG(TUTTI_LOG_INFO, world->log, "world", "world \"%s\" is open: rank %d of %d, %d of them on this host",
            world->name, world->rank, world->size, world->local_size);
+    tu_job_go_home(world->job); /* last: whoever sleeps is woken up wherever a CPU is idle */
     *out = world;
     return TUTTI_OK;
 
