@@ -6,8 +6,10 @@
  * die, the buffers are private. It stands in the tables beside Tutti and its peers, as no contender.
  *
  * Built with FLOOR_RECORDED, barriers and sums in a line keep what Tutti promises of every call and no more: a
- * signature that is compared, a look at whether the group lives, and a record with two times that others can read. With
- * FLOOR_ONE_COPY, long parts are read where they lie by the kernel (process_vm_readv), and not staged.
+ * signature that is compared, a look at whether the group lives, a record with two times that others can read, counts
+ * of calls, bytes and time, and all that from any thread of a rank: a turn, a number and a place among the records,
+ * each by an atomic operation. With FLOOR_ONE_COPY, long parts are read where they lie by the kernel
+ * (process_vm_readv), and not staged.
  */
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -50,6 +52,7 @@ typedef struct member {
     _Alignas(4096) line round_staged; /* flag: the last round of long parts that this rank has staged, or offered */
     _Alignas(4096) line round_taken;  /* flag: … and taken from all others */
     _Atomic uint64_t ended;           /* as a group that has ended would say */
+    _Alignas(4096) struct { uint64_t calls, bytes, ticks; } counts;
     _Alignas(4096) record records[RECORDS];
     _Alignas(4096) unsigned char slots[2][SLOT];
 } member;
@@ -60,6 +63,11 @@ typedef struct offer {
 } offer;
 
 static const bool peer_exact = true;
+
+/* Of this rank alone, for whichever of its threads calls. */
+static _Atomic uint64_t turn_taken, numbers, places;
+static uint64_t sequence; /* of the call that has the turn */
+static record *current;
 
 static member *members;
 static uint64_t call, exchanges, staged[MOST]; /* staged: by each rank, as all of them count */
@@ -132,6 +140,22 @@ static uint64_t signature_of(size_t count) {
     return (call ^ count * UINT64_C(0x9e3779b97f4a7c15)) * UINT64_C(0xff51afd7ed558ccd);
 }
 
+/* The turn and the number of a call. Here only one thread calls. */
+static void begin(void) {
+    uint64_t nobody = 0;
+    call++;
+    if (!FLOOR_RECORDED)
+        return;
+    if (!atomic_compare_exchange_strong_explicit(&turn_taken, &nobody, 1, memory_order_acquire, memory_order_relaxed))
+        exit(1);
+    sequence = atomic_fetch_add_explicit(&numbers, 1, memory_order_relaxed) + 1;
+}
+
+static void end(void) {
+    if (FLOOR_RECORDED)
+        atomic_store_explicit(&turn_taken, 0, memory_order_release);
+}
+
 static void say(uint64_t signature) {
     if (FLOOR_RECORDED && atomic_load_explicit(&members[rank].ended, memory_order_acquire) != 0)
         exit(1);
@@ -146,21 +170,24 @@ static void compare(int from, uint64_t signature) {
 }
 
 static void record_begin(uint64_t signature, size_t count) {
-    record *one = &members[rank].records[call % RECORDS];
-    if (FLOOR_RECORDED)
-        *one = (record){ .began = ticks(), .sequence = call, .signature = signature, .count = count, .status = 1 };
+    if (!FLOOR_RECORDED)
+        return;
+    current = &members[rank].records[atomic_fetch_add_explicit(&places, 1, memory_order_relaxed) % RECORDS];
+    *current = (record){ .began = ticks(), .sequence = sequence, .signature = signature, .count = count, .status = 1 };
 }
 
-static void record_end(void) {
-    record *one = &members[rank].records[call % RECORDS];
-    if (FLOOR_RECORDED) {
-        one->ended = ticks();
-        one->status = 0;
-    }
+static void record_end(size_t bytes) {
+    if (!FLOOR_RECORDED)
+        return;
+    current->ended = ticks();
+    current->status = 0;
+    members[rank].counts.calls++;
+    members[rank].counts.bytes += bytes;
+    members[rank].counts.ticks += current->ended - current->began;
 }
 
 static void peer_barrier(void) {
-    call++;
+    begin();
     uint64_t signature = signature_of(0);
     say(signature);
     publish(&members[rank].arrive[call & 1].flag, call);
@@ -172,7 +199,8 @@ static void peer_barrier(void) {
         compare(from, signature);
     }
     reclaim();
-    record_end();
+    record_end(0);
+    end();
 }
 
 static bool peer_understands(const char *name) {
@@ -214,7 +242,7 @@ static void add(float *restrict to, const float *restrict from, size_t count) {
 static void small_all_reduce(const float *in, float *out, size_t count) {
     float sum[INLINE / sizeof(float)];
     size_t bytes = count * sizeof(float);
-    call++;
+    begin();
     uint64_t signature = signature_of(count);
     say(signature);
     memcpy(members[rank].arrive[call & 1].payload, in, bytes);
@@ -233,7 +261,8 @@ static void small_all_reduce(const float *in, float *out, size_t count) {
     }
     memcpy(out, sum, bytes);
     reclaim();
-    record_end();
+    record_end(bytes);
+    end();
 }
 
 /* Where the others find this rank's data in this call. Who has come to a call has left the one before the last: two

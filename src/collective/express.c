@@ -17,11 +17,11 @@ typedef struct ride {
     tu_collective *state;
     tutti_group *group;
     const tu_recorder *recorder;
-    tu_operation_info info;
-    uint64_t epoch, signature, ticket;
+    uint64_t epoch, sequence, signature, ticket;
     const void *in;
     void *out;
-    size_t element, bytes;
+    size_t count, element, bytes;
+    uint8_t operation, dtype, reduction;
 } ride;
 
 /* What the table says for so many bytes is one flat hand-over by shared memory, nothing is queued or open, and
@@ -38,7 +38,8 @@ static inline bool quiet(tu_collective *state, tu_operation operation, uint64_t 
 
 /* Takes the turn, number and epoch of a call. False: it is not for this lane. (Every field is set by hand: an
  * initializer would clear the whole by a string instruction, which takes as long as a hand-over.) */
-static inline __attribute__((always_inline)) bool board(ride *this, tutti_group *group, tu_operation operation) {
+static inline __attribute__((always_inline)) bool board(ride *this, tutti_group *group, tu_operation operation,
+                                                        size_t count, tutti_dtype dtype, tutti_reduction reduction) {
     if (!tu_group_usual(group))
         return false;
     tu_collective *state = tu_collective_find(group);
@@ -48,36 +49,62 @@ static inline __attribute__((always_inline)) bool board(ride *this, tutti_group 
         tu_collective_unlock(state);
         return false;
     }
-    const tutti_world *world = group->world;
-    int64_t timeout = atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);
     this->group = group;
     this->state = state;
-    this->recorder = tu_job_recorder(world->job, world->local_rank);
-    this->info.timeout_ns = timeout != 0 ? timeout : world->timeout_ns;
-    this->info.root = -1;
-    this->info.tag = 0;
-    this->info.operation = (uint8_t)operation;
-    this->info.algorithm = TUTTI_ALGORITHM_INLINE;
-    memcpy(&this->info.executor, tu_executor_shm.name, sizeof this->info.executor);
-    tu_group_number(group, &group->sequence, &this->info);
-    this->signature = tu_signature_of(&this->info, operation, 0);
+    this->sequence = tu_group_next(&group->sequence);
     this->epoch = ++state->epoch;
+    this->count = count;
+    this->operation = (uint8_t)operation;
+    this->dtype = (uint8_t)dtype;
+    this->reduction = (uint8_t)reduction;
+    /* What all must call alike stays in registers: words that are written in small parts and read back in larger ones
+     * are there only when all stores before them have left the processor, and the flag would wait for that. */
+    const tu_operation_info alike = { .sequence = this->sequence,
+                                      .count = count,
+                                      .root = -1,
+                                      .operation = this->operation,
+                                      .dtype = this->dtype,
+                                      .reduction = this->reduction,
+                                      .algorithm = TUTTI_ALGORITHM_INLINE };
+    this->signature = tu_signature_of(&alike, operation, 0);
+    tu_say(&state->members[state->rank]->said[this->epoch & 1], &alike, 0);
     return true;
 }
 
+/* For tutti_group_ran and the recorder: where the one finds it, the other reads it. */
+static inline const tu_operation_info *describe(const ride *this) {
+    const tutti_group *group = this->group;
+    tu_operation_info *info = &this->state->ran;
+    int64_t timeout = atomic_load_explicit(&group->timeout_ns, memory_order_relaxed);
+    info->group_key = group->key;
+    info->sequence = this->sequence;
+    info->count = this->count;
+    info->timeout_ns = timeout != 0 ? timeout : group->world->timeout_ns;
+    memcpy(&info->executor, tu_executor_shm.name, sizeof info->executor);
+    info->group_index = group->recorder_index;
+    info->root = -1;
+    info->tag = 0;
+    info->operation = this->operation;
+    info->dtype = this->dtype;
+    info->reduction = this->reduction;
+    info->algorithm = TUTTI_ALGORITHM_INLINE;
+    return info;
+}
+
 /* Says that this rank has come. What is only of use later is written while the others' lines are on their way. */
-static inline void arrive(ride *this) {
+static inline __attribute__((always_inline)) void arrive(ride *this) {
     tu_collective *state = this->state;
-    tu_member *mine = state->members[state->rank];
-    tu_line *line = &mine->arrive[this->epoch & 1];
-    tu_say(&mine->said[this->epoch & 1], &this->info, 0);
+    tu_line *line = &state->members[state->rank]->arrive[this->epoch & 1];
     line->signature = this->signature;
     atomic_store_explicit(&line->flag, this->epoch, memory_order_release); /* pairs with has_come, and with sync.c */
     tu_ring_members(state);
-    this->ticket = tu_record_begin(this->recorder, &this->info);
+    const tutti_world *world = this->group->world;
+    this->recorder = tu_job_recorder(world->job, world->local_rank);
+    this->ticket = tu_record_begin(this->recorder, describe(this));
+    state->ran_by = &tu_executor_shm;
+    state->direct_inputs = state->direct_outputs = 0;
     state->signature[this->epoch & 1] = this->signature;
     state->choice = (tu_choice){ .algorithm = TUTTI_ALGORITHM_INLINE, .from = state->rules_from, .bytes = this->bytes };
-    tu_shm_note(state, &tu_executor_shm, &this->info);
 }
 
 static inline bool has_come(const tu_line *line, uint64_t epoch) {
@@ -105,10 +132,10 @@ static inline bool all_come(const ride *this) {
 /* The same as the task that the ordinary way would have made of the call. A failure ends it. */
 static __attribute__((noinline)) tutti_status meet_by_task(const ride *this) {
     tu_task task;
-    tu_task_begin(&task, this->group, (tu_operation)this->info.operation);
+    tu_task_begin(&task, this->group, (tu_operation)this->operation);
     task.state = this->state;
     task.executor = &tu_executor_shm;
-    task.info = this->info;
+    task.info = this->state->ran;
     task.in = this->in;
     task.out = this->out;
     task.element = this->element;
@@ -132,8 +159,8 @@ static inline __attribute__((always_inline)) tutti_status meet(ride *this) {
 }
 
 static inline void alight(const ride *this) {
-    tu_record_end_well(this->recorder, this->ticket, this->info.operation, this->info.algorithm, this->bytes);
-    tu_group_completed(this->group, this->info.sequence);
+    tu_record_end_well(this->recorder, this->ticket, this->operation, TUTTI_ALGORITHM_INLINE, this->bytes);
+    tu_group_completed_in_turn(this->group, this->sequence);
     tu_collective_unlock(this->state);
 }
 
@@ -142,9 +169,8 @@ bool tu_express_barrier(tutti_group *group, tutti_status *status) {
     ride this;
     this.in = this.out = NULL;
     this.element = 1;
-    this.bytes = this.info.count = 0;
-    this.info.dtype = this.info.reduction = 0;
-    if (!board(&this, group, TU_OPERATION_BARRIER))
+    this.bytes = 0;
+    if (!board(&this, group, TU_OPERATION_BARRIER, 0, 0, 0))
         return false;
     *status = meet(&this);
     if (*status == TUTTI_OK)
@@ -166,8 +192,8 @@ static inline tutti_status reduce(ride *this) {
     for (int member = 0; member < state->size; member++)
         state->sources[member] = state->members[member]->arrive[this->epoch & 1].payload;
     state->sources[state->rank] = this->in; /* one's own line may still be on its way out */
-    tu_reduce(this->out, state->sources, state->size, this->info.count, (tutti_dtype)this->info.dtype,
-              (tutti_reduction)this->info.reduction, NULL, 0);
+    tu_reduce(this->out, state->sources, state->size, this->count, (tutti_dtype)this->dtype,
+              (tutti_reduction)this->reduction, NULL, 0);
     return TUTTI_OK;
 }
 
@@ -183,10 +209,7 @@ bool tu_express_all_reduce(tutti_group *group, const void *in, void *out, size_t
     this.out = out;
     this.element = element;
     this.bytes = count * element;
-    this.info.count = count;
-    this.info.dtype = (uint8_t)dtype;
-    this.info.reduction = (uint8_t)reduction;
-    if (!board(&this, group, TU_OPERATION_ALL_REDUCE))
+    if (!board(&this, group, TU_OPERATION_ALL_REDUCE, count, dtype, reduction))
         return false;
     *status = reduce(&this);
     if (*status == TUTTI_OK)

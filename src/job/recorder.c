@@ -385,6 +385,9 @@ void tu_record_end_well(const tu_recorder *recorder, uint64_t ticket, uint8_t op
     count(recorder, shard_of(recorder), operation, algorithm, bytes,
           now - atomic_load_explicit(&e->created, memory_order_relaxed), false);
     put(&e->end_stamp, 2 * ticket);
+    const entry *next = entry_of(recorder, ticket + 1); /* for the next call, which then need not wait for it */
+    tu_prefetch_for_write(&next->stamp);
+    tu_prefetch_for_write(&next->thread);
 }
 
 /* How many places ahead the lines are fetched, so that a batch of messages does not wait for them. */

@@ -56,7 +56,11 @@ uint64_t tutti_group_sequence(const tutti_group *group) {
 }
 
 uint64_t tutti_group_completed(const tutti_group *group) {
-    return real(group) ? atomic_load_explicit(&group->completed, memory_order_relaxed) : 0;
+    if (!real(group))
+        return 0;
+    uint64_t completed = atomic_load_explicit(&group->completed, memory_order_relaxed);
+    uint64_t in_turn = atomic_load_explicit(&group->completed_in_turn, memory_order_relaxed);
+    return completed > in_turn ? completed : in_turn;
 }
 
 uint64_t tutti_group_settled(const tutti_group *group) {

@@ -135,17 +135,19 @@ struct tutti_group {
     uint32_t recorder_index;  /* of the name in this rank's recorder */
     _Atomic uint64_t
         sequence; /* of the last operation begun; operations of a group are numbered from 1 in call order */
-    _Atomic uint64_t messages;     /* the same for what not all members do alike (send, recv, puts, signals): see
-                                      tu_operation_sequenced */
-    _Atomic uint64_t completed;    /* of the last operation that this rank completed */
-    uint64_t attempts;             /* number of this rank's last vote (vote.h); under vote_lock */
-    pthread_mutex_t vote_lock;     /* one vote of a group at a time */
-    uint64_t exchanges;            /* of exchanges under `key`; under exchange_lock */
-    pthread_mutex_t exchange_lock; /* one exchange of a group at a time */
-    _Atomic uint32_t departures;   /* tu_job_departures when the members were last looked at */
-    _Atomic int64_t next_look;     /* when whoever only asks looks at them again */
-    _Atomic uint32_t splits;       /* groups split off, for their descriptions */
-    _Atomic uint64_t settled;      /* of a shrunk group: last sequence that all survivors completed in the parent */
+    _Atomic uint64_t messages;          /* the same for what not all members do alike (send, recv, puts, signals): see
+                                           tu_operation_sequenced */
+    _Atomic uint64_t completed;         /* of the last operation that this rank completed … */
+    _Atomic uint64_t completed_in_turn; /* … and of the last that ended in the turn in which it was numbered: by who has
+                                           the turn of the group's collectives; the later of the two counts */
+    uint64_t attempts;                  /* number of this rank's last vote (vote.h); under vote_lock */
+    pthread_mutex_t vote_lock;          /* one vote of a group at a time */
+    uint64_t exchanges;                 /* of exchanges under `key`; under exchange_lock */
+    pthread_mutex_t exchange_lock;      /* one exchange of a group at a time */
+    _Atomic uint32_t departures;        /* tu_job_departures when the members were last looked at */
+    _Atomic int64_t next_look;          /* when whoever only asks looks at them again */
+    _Atomic uint32_t splits;            /* groups split off, for their descriptions */
+    _Atomic uint64_t settled; /* of a shrunk group: last sequence that all survivors completed in the parent */
     _Atomic uint32_t destroyed;
     tu_attachments attachments;
     /* Finishes what was started on the group and goes on by itself; NULL while there is nothing of that kind. Set once,
@@ -182,8 +184,11 @@ static inline tutti_status tu_not_entered(tutti_status status) {
 tutti_status tu_group_enter_unrecorded(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info);
 uint64_t tu_group_record(tutti_group *group, const tu_operation_info *info);
 /* The last step of both, for those who have checked the rest: the next number of a counter of the group. */
+static inline uint64_t tu_group_next(_Atomic uint64_t *counter) {
+    return atomic_fetch_add_explicit(counter, 1, memory_order_relaxed) + 1;
+}
 static inline void tu_group_number(const tutti_group *group, _Atomic uint64_t *counter, tu_operation_info *info) {
-    info->sequence = atomic_fetch_add_explicit(counter, 1, memory_order_relaxed) + 1;
+    info->sequence = tu_group_next(counter);
     info->group_key = group->key;
     info->group_index = group->recorder_index;
 }
@@ -194,6 +199,12 @@ static inline void tu_group_completed(tutti_group *group, uint64_t sequence) {
     while (seen < sequence && !atomic_compare_exchange_weak_explicit(&group->completed, &seen, sequence,
                                                                      memory_order_relaxed, memory_order_relaxed)) {
     }
+}
+
+/* The same by who has had the turn of the group's collectives since it was numbered: nobody else writes that word, so
+ * that it needs no atomic operation, which would wait until all stores before it have left the processor. */
+static inline void tu_group_completed_in_turn(tutti_group *group, uint64_t sequence) {
+    atomic_store_explicit(&group->completed_in_turn, sequence, memory_order_relaxed);
 }
 
 /* Ends the record; on success notes the sequence as completed. A failure by death, mismatch, abort or deadline ends the
