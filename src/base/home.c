@@ -6,7 +6,11 @@
 
 #include "base/clock.h"
 
-#define RETURN_INTERVAL (10 * TU_MILLISECOND) /* being moved takes some 10 us */
+/* Being moved takes some 10 us. Who is woken up elsewhere is often moved a few times until the others have come too;
+ * whom the kernel moves again and again, it has its reasons for. So the first returns may follow each other soon. */
+#define LEAST_INTERVAL (1 * TU_MILLISECOND)
+#define MOST_INTERVAL (16 * TU_MILLISECOND)
+#define FORGOTTEN (100 * TU_MILLISECOND)
 
 void tu_cpus_here(tu_cpus *cpus) {
     cpu_set_t set;
@@ -53,12 +57,13 @@ void tu_home_go(int cpu) {
 }
 
 void tu_home_return(int cpu) {
-    static _Thread_local int64_t next;
+    static _Thread_local int64_t last, interval;
     if (sched_getcpu() == cpu)
         return;
     int64_t now = tu_clock_now();
-    if (now < next)
+    if (now - last < interval)
         return;
-    next = now + RETURN_INTERVAL;
+    interval = now - last > FORGOTTEN ? LEAST_INTERVAL : interval < MOST_INTERVAL ? 2 * interval : MOST_INTERVAL;
+    last = now;
     tu_home_go(cpu);
 }

@@ -7,7 +7,8 @@
  * ranks that may use the same CPUs are dealt out over them in stretches of neighbouring ranks, as equal as can be.
  *
  * Nobody is bound: a rank is sent to its home, may use all its CPUs again at once, and the kernel moves it where it
- * likes. Where the stretches are equal, a rank that was moved goes back when it waits, at most once in 10 ms.
+ * likes. Where the stretches are equal, a rank that was moved goes back when it waits: after 1 ms at
+ * the soonest, then 2, 4 … 16, and from 1 again once it has stayed for 100.
  */
 #ifndef TU_BASE_HOME_H
 #define TU_BASE_HOME_H
@@ -33,7 +34,7 @@ int tu_home_of(const tu_cpus *cpus, int place, int ranks);
  * Where the kernel forbids it, the thread stays where it is. */
 void tu_home_go(int cpu);
 
-/* For a thread that waits: sends it there when it is elsewhere, and was not sent in the last 10 ms. */
+/* For a thread that waits: sends it there when it is elsewhere, and was not sent just before. */
 void tu_home_return(int cpu);
 
 #endif
