@@ -185,8 +185,13 @@ tutti_status tu_capture_question(tu_capture *to, tu_meeting *met) {
     return add_inside(to, met);
 }
 
-/* Adds the gradient that has arrived to the leaf's own inside of the graph, which is what others see from now on. */
+/* Adds the gradient that has arrived to the leaf's own inside of the graph, which is what others see from now on. Once
+ * for each leaf: the engine brings a leaf all of its gradient at once, and a second value of the same memory would be
+ * one that passes take for another. */
 static tutti_status add_inside(tu_capture *to, tu_meeting *met) {
+    if (met->accumulated)
+        return tu_error(TUTTI_ERROR_CAPTURE, "%s: the gradient of %s arrives twice in one backward", to->who,
+                        tu_describe(met->real));
     tutti_status status = record_addition(to, met);
     tt_tensor *sum = status == TUTTI_OK ? tu_grad_of(met->fake) : NULL;
     tu_history *history = sum != NULL ? tu_history_of(met->fake) : NULL;

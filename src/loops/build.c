@@ -199,6 +199,7 @@ typedef struct build {
     char name[TU_HASH_TEXT + 8]; /* of the finished file */
     char source[64], made[64];   /* in the making */
     int lock, messages;
+    bool again;     /* a first attempt failed */
     pid_t compiler; /* 0: none runs */
     void *handle;
 } build;
@@ -213,6 +214,8 @@ static int start_compiler(const tu_builder *builder, build *own) {
     snprintf(source, sizeof source, "%s/%s", builder->cache.path, own->source);
     snprintf(made, sizeof made, "%s/%s", builder->cache.path, own->made);
     words[count++] = (char *)builder->include;
+    if (own->again)
+        words[count++] = (char *)"-D" TU_BUILD_ALL_INTRINSICS;
     words[count++] = (char *)"-o";
     words[count++] = made;
     words[count++] = source;
@@ -270,7 +273,7 @@ static void first_message(const build *own, char *line, size_t size) {
     line[strcspn(line, "\n")] = 0;
 }
 
-static bool failed(const tu_builder *builder, const build *own, int status, char *reason, size_t reason_size) {
+static bool tell_failure(const tu_builder *builder, const build *own, int status, char *reason, size_t reason_size) {
     char line[400];
     first_message(own, line, sizeof line);
     if (WIFSIGNALED(status))
@@ -282,7 +285,20 @@ static bool failed(const tu_builder *builder, const build *own, int status, char
     return false;
 }
 
-static bool wait_for_compiler(build *own, int64_t deadline, const tu_builder *builder, char *reason,
+/* A new file for what the compiler says. */
+static bool open_messages(build *own, char *reason, size_t reason_size) {
+    if (own->messages >= 0)
+        close(own->messages);
+    own->messages = memfd_create("tutti-messages", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (own->messages >= 0 && ftruncate(own->messages, MESSAGES) == 0 &&
+        fcntl(own->messages, F_ADD_SEALS, F_SEAL_GROW) == 0)
+        return true;
+    snprintf(reason, reason_size, "no file for the compiler's messages: %s", strerror(errno));
+    return false;
+}
+
+/* *failed tells a compiler that ended by itself, with an error, from one that was ended. */
+static bool wait_for_compiler(build *own, int64_t deadline, const tu_builder *builder, bool *failed, char *reason,
                               size_t reason_size) {
     int status = 0;
     for (int pause = 1;; pause = pause < 10 ? pause + 1 : 10) {
@@ -305,19 +321,16 @@ static bool wait_for_compiler(build *own, int64_t deadline, const tu_builder *bu
         sleep_ms(pause);
     }
     own->compiler = 0;
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? true : failed(builder, own, status, reason, reason_size);
+    *failed = WIFEXITED(status) && WEXITSTATUS(status) != 0;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? true
+                                                         : tell_failure(builder, own, status, reason, reason_size);
 }
 
 static bool start(const tu_builder *builder, build *own, char *reason, size_t reason_size) {
     tu_cache_name(own->source, sizeof own->source, ".c");
     tu_cache_name(own->made, sizeof own->made, ".so");
-    own->messages = memfd_create("tutti-messages", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (own->messages < 0 || ftruncate(own->messages, MESSAGES) != 0 ||
-        fcntl(own->messages, F_ADD_SEALS, F_SEAL_GROW) != 0) {
-        snprintf(reason, reason_size, "no file for the compiler's messages: %s", strerror(errno));
-        return false;
-    }
-    if (!tu_cache_write(&builder->cache, own->source, own->text, reason, reason_size))
+    if (!open_messages(own, reason, reason_size) ||
+        !tu_cache_write(&builder->cache, own->source, own->text, reason, reason_size))
         return false;
     int status = start_compiler(builder, own);
     if (status == 0)
@@ -351,8 +364,26 @@ static void wait_for_others(const tu_builder *builder, build *own, int64_t deadl
         own->handle = tu_cache_load(&builder->cache, own->name); /* finished between the two looks */
 }
 
+/* A compiler that fails is asked once more, with all intrinsics: see loops/emit_c.c. What it says the second time is
+ * what is told. */
+static bool wait_for_result(const tu_builder *builder, build *own, int64_t deadline, char *reason, size_t reason_size) {
+    bool failed = false;
+    if (wait_for_compiler(own, deadline, builder, &failed, reason, reason_size))
+        return true;
+    if (!failed || own->again)
+        return false;
+    own->again = true;
+    if (!open_messages(own, reason, reason_size))
+        return false;
+    int status = start_compiler(builder, own);
+    if (status == 0)
+        return wait_for_compiler(own, deadline, builder, &failed, reason, reason_size);
+    snprintf(reason, reason_size, "%s cannot be started: %s", builder->words[0], strerror(status));
+    return false;
+}
+
 static bool finish(const tu_builder *builder, build *own, int64_t deadline, char *reason, size_t reason_size) {
-    if (!wait_for_compiler(own, deadline, builder, reason, reason_size) ||
+    if (!wait_for_result(builder, own, deadline, reason, reason_size) ||
         !tu_cache_finish(&builder->cache, own->made, own->name, reason, reason_size))
         return false;
     own->handle = tu_cache_load(&builder->cache, own->name);

@@ -2,6 +2,7 @@
  *
  * Stages as C: a function for each, which walks rows and columns by registers.
  */
+#include "loops/build.h"
 #include "loops/emit.h"
 
 void tu_emit_name(char *name, size_t size, const tu_nest *nest, int stage) {
@@ -136,9 +137,11 @@ static void emit_integers(FILE *to, const tu_nest *nest, const tu_stage *stage, 
 }
 
 /* To read all of <immintrin.h> takes GCC longer than to compile the loops. The few of its parts that lanes need are
- * read in its place, as it reads them itself; with compilers that are not known for it, all of it is. */
+ * read in its place, as it reads them itself; with compilers that are not known for it, all of it is, and so it is in a
+ * second attempt, behind one that failed: some compilers only say that they are GCC. */
 static const char few_intrinsics[] = "#if defined __AVX2__ && defined __GNUC__ && __GNUC__ >= 9 && __GNUC__ <= 13 && "
-                                     "!defined __clang__ && !defined __INTEL_COMPILER\n"
+                                     "!defined __clang__ && !defined __INTEL_COMPILER && "
+                                     "!defined " TU_BUILD_ALL_INTRINSICS "\n"
                                      "#include <smmintrin.h>\n"
                                      "#define _IMMINTRIN_H_INCLUDED\n"
                                      "#include <avxintrin.h>\n"

@@ -189,6 +189,34 @@ TEST(a_compiler_that_fails_or_makes_nonsense_is_done_without) {
     remove_folder(folder);
 }
 
+/* Some only say that they are GCC, and lack the parts of its headers that loops read. */
+TEST(a_compiler_that_fails_is_asked_once_more_with_all_intrinsics) {
+    const char *folder = own_folder();
+    note_compiler(folder, "case \"$*\" in *-DTU_ALL_INTRINSICS*) exec cc \"$@\";; esac\nexit 1");
+    CHECK(is_compiled(1));
+    CHECK_EQ(calls(folder), 2);
+    CHECK(is_compiled(1)); /* and what it made is kept */
+    CHECK_EQ(calls(folder), 2);
+    remove_folder(folder);
+}
+
+TEST(a_compiler_that_fails_is_named_with_its_variable) {
+    const char *folder = own_folder();
+    char path[PATH_MAX + 64], text[4096] = "";
+    snprintf(path, sizeof path, "%s/log", folder);
+    int before = dup(2), to = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(before >= 0 && to >= 0 && dup2(to, 2) == 2);
+    setenv("TUTTI_CC", "/bin/false", 1);
+    bool compiled = is_compiled(1);
+    CHECK(dup2(before, 2) == 2 && !compiled);
+    CHECK(pread(to, text, sizeof text - 1, 0) > 0);
+    if (strstr(text, "the compiler /bin/false (TUTTI_CC names another) failed with status 1") == NULL)
+        FAIL("the log is: %s", text);
+    close(to);
+    close(before);
+    remove_folder(folder);
+}
+
 TEST(a_compiler_that_hangs_is_ended_with_all_that_it_started) {
     const char *folder = own_folder();
     note_compiler(folder, "trap '' TERM\nsleep 1000 &\nwhile :; do sleep 1000; done");
