@@ -15,8 +15,9 @@ help: ## this list
 setup: ## install what building needs and is missing (apt), or print the line to run
 	@scripts/setup
 
+# Again when options are given: they hold for this build folder from then on.
 configure:
-	@test -f $(BUILD)/build.ninja || cmake --preset $(PRESET) -DTUTTI_WERROR=$(WERROR) $(CMAKE_FLAGS)
+	@test -f $(BUILD)/build.ninja -a -z "$(CMAKE_FLAGS)$(CI)" || cmake --preset $(PRESET) -DTUTTI_WERROR=$(WERROR) $(CMAKE_FLAGS)
 
 build: configure
 	@cmake --build $(BUILD)

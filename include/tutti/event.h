@@ -51,9 +51,10 @@ TUTTI_API void tutti_event_init(tutti_event *event, size_t size);
  * the world, so take it out of epoll before tutti_world_close. A fake world has none. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_world_event_fd(tutti_world *world, int *descriptor);
 
-/* Takes the oldest event; waits for one until the timeout (TUTTI_ERROR_TIMEOUT). timeout_ns 0: the world's; 1: looks
- * and does not wait; TUTTI_UNTIL_EVENT: no deadline. tutti_world_interrupt and the close of the world by another thread
- * end it too. */
+/* Takes the event that was found first; waits for one until the timeout (TUTTI_ERROR_TIMEOUT). What happened between
+ * two looks, some milliseconds apart, is found together: ranks in rank order, then groups. timeout_ns 0: the world's;
+ * 1: looks and does not wait; TUTTI_UNTIL_EVENT: no deadline. tutti_world_interrupt and the close of the world by
+ * another thread end it too. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_world_next_event(tutti_world *world, int64_t timeout_ns, tutti_event *event);
 
 #ifdef __cplusplus

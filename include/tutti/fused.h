@@ -22,10 +22,12 @@
  *
  * ORDER AND ERRORS are those of collectives (tutti/functional.h): all ranks make the same calls in the same order.
  * Shards whose shape, dtype or scales differ between ranks are TUTTI_ERROR_MISMATCH on every rank, with both sides in
- * the message; that ends nothing. B may differ from rank to rank. A death, a deadline or an abort ends the group. The
- * calls are complete when they return, and use no more than the calling thread and those that compute for it: where
- * there are such, one thread communicates while the others multiply. Calls of several threads on one group take turns;
- * one that does not get its turn by the group's deadline ends the group with TUTTI_ERROR_TIMEOUT.
+ * the message; that ends nothing by itself: the error is pending, as any of a tt_ function, and the next collective
+ * that is reached with it pending ends the group. To go on, clear it first (tt_error_pending, tt_error_clear). B may
+ * differ from rank to rank. A death, a deadline or an abort ends the group. The calls are complete when they return,
+ * and use no more than the calling thread and those that compute for it: where there are such, one thread communicates
+ * while the others multiply. Calls of several threads on one group take turns; one that does not get its turn by the
+ * group's deadline ends the group with TUTTI_ERROR_TIMEOUT.
  *
  * ON A GPU a call agrees with the other ranks' hosts, enqueues on the current stream and returns; ranks that are
  * threads need a stream each. What goes wrong on the device later, a deadline or a death, ends the group: the next call

@@ -22,7 +22,13 @@ int64_t tu_deadline_from(int64_t start, int64_t timeout_ns); /* start + timeout_
 /* What is left, at least 0. */
 int64_t tu_deadline_left(int64_t deadline);
 
-/* The first of the given timeouts that is not 0; negative is TUTTI_ERROR_ARGUMENT naming `what`. */
+/* A timeout for messages: "1 ns", "20 us", "150 ms", "1.5 s". */
+typedef struct tu_duration {
+    char text[24];
+} tu_duration;
+tu_duration tu_duration_of(int64_t ns);
+
+/* The first of the given timeouts that is not 0; negative is TUTTI_ERROR_ARGUMENT naming `what` (NULL: nothing). */
 tutti_status tu_timeout_choose(const char *what, int64_t call, int64_t group, int64_t world, int64_t *timeout_ns);
 
 #endif

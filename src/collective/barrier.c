@@ -21,7 +21,7 @@ tutti_status tutti_group_prepare(tutti_group *group, const tutti_call *call) {
     if (status != TUTTI_OK || group == TUTTI_NON_GROUP_MEMBER)
         return status;
     int64_t timeout;
-    status = tu_timeout_choose("timeout_ns", call != NULL ? call->timeout_ns : 0, group->timeout_ns,
+    status = tu_timeout_choose("barrier", call != NULL ? call->timeout_ns : 0, group->timeout_ns,
                                group->world->timeout_ns, &timeout);
     return status == TUTTI_OK ? tu_device_prepare(group, tu_deadline(timeout)) : status;
 }

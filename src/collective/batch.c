@@ -66,6 +66,7 @@ tutti_status tutti_batch_begin(tutti_group *group, tutti_batch **batch) {
     made->requests = made->few_requests;
     made->prepared = made->few_prepared;
     made->group = tutti_group_keep(group);
+    atomic_fetch_add_explicit(&group->world->batches, 1, memory_order_relaxed); /* only ever told in a message */
     *batch = made;
     return TUTTI_OK;
 }
@@ -74,6 +75,7 @@ void tu_batch_free(tutti_batch *batch) {
     if (batch == NULL)
         return;
     tutti_group *group = batch->group;
+    atomic_fetch_sub_explicit(&group->world->batches, 1, memory_order_relaxed);
     for (int i = 0; i < batch->count; i++)
         free((void *)(uintptr_t)batch->tasks[i].tiles.list); /* the batch's own: keep_tiles */
     if (batch->tasks != batch->few)

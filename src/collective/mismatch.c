@@ -57,6 +57,8 @@ tutti_status tu_mismatch_of(const tutti_group *group, const tu_task *task, const
     describe(mine, my_text, sizeof my_text);
     describe(theirs, their_text, sizeof their_text);
     differences(mine, theirs, what, sizeof what);
+    if (what[0] == 0)
+        add(what, sizeof what, "nothing that they say, so that one's memory may have been overwritten");
     tu_error(TUTTI_ERROR_MISMATCH,
              "the ranks disagree in operation %llu of group %s: rank %d called %s, rank %d called %s; they differ "
              "in %s. All ranks of a group must call the same operations with the same arguments in the same order",

@@ -81,8 +81,7 @@ tutti_status tu_turn_take(tu_collective *state, int64_t timeout_ns) {
         return TUTTI_OK;
     tutti_group *group = state->group;
     int64_t timeout;
-    tutti_status status =
-        tu_timeout_choose("timeout_ns", timeout_ns, group->timeout_ns, group->world->timeout_ns, &timeout);
+    tutti_status status = tu_timeout_choose(NULL, timeout_ns, group->timeout_ns, group->world->timeout_ns, &timeout);
     return status == TUTTI_OK ? tu_collective_lock(state, tu_deadline(timeout)) : status;
 }
 

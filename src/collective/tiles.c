@@ -79,6 +79,13 @@ static tutti_status run(tu_collective *state, tu_task *task) {
     return status;
 }
 
+/* A call of which nobody gets anything: the ranks only make sure that all say so. */
+static tutti_status run_empty(tu_collective *state, tu_task *task) {
+    uint64_t epoch;
+    tutti_status status = state != NULL ? tu_epoch_come(state, task, &epoch) : TUTTI_OK;
+    return status == TUTTI_OK && state != NULL ? tu_epoch_await_all(state, task, epoch) : status;
+}
+
 /* ---- what all calls share ---- */
 
 /* A call at work. */
@@ -198,19 +205,21 @@ static tutti_status submit(request *request, tutti_dtype dtype, int reduction, i
     bool member = request->group != TUTTI_NON_GROUP_MEMBER;
     if (reduction == TUTTI_PREMUL_SUM)
         return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s takes no premul_sum", request->name);
-    if (member && request->elements == 0)
+    bool empty = request->elements == 0;
+    /* On a device nothing is enqueued for it. */
+    if (member && empty && atomic_load_explicit(&request->group->world->devices, memory_order_acquire) != NULL)
         return tu_submit_nothing(request->group, call);
     if (member)
         status = tu_named_symmetric(request->group, request->operation, "the input", request->in, request->in_bytes);
-    if (status == TUTTI_OK && member)
+    if (status == TUTTI_OK && member && !empty)
         status = mix_place(request);
     if (status != TUTTI_OK)
         return status;
     tu_task task;
     tu_task_begin(&task, request->group, request->operation);
-    task.in = request->in;
+    task.in = empty ? NULL : request->in;
     task.out = request->count != 0 ? request->tiles[0].out : NULL;
-    task.custom = run;
+    task.custom = empty ? run_empty : run;
     task.detail = request->hash;
     task.tiles = (tu_tiles){ request->tiles, request->count, request->in_bytes };
     task.factor = 1;

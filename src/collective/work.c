@@ -196,8 +196,8 @@ tutti_status tutti_work_wait(tutti_work *work, int64_t timeout_ns) {
     if (tu_work_done(work))
         return result(work);
     int64_t timeout;
-    tutti_status status =
-        tu_timeout_choose("timeout_ns", timeout_ns, work->group->timeout_ns, work->group->world->timeout_ns, &timeout);
+    tutti_status status = tu_timeout_choose("tutti_work_wait", timeout_ns, work->group->timeout_ns,
+                                            work->group->world->timeout_ns, &timeout);
     if (status != TUTTI_OK)
         return status;
     const tu_executor *executor = work->task.executor;

@@ -453,10 +453,9 @@ static void end_group(const char *who, tutti_group *group) {
     tutti_error_copy before;
     tu_error_save(&before);
     if (tutti_group_check(group) == TUTTI_OK) {
-        char reason[512];
+        char reason[TUTTI_ERROR_MESSAGE + 128];
         tt_error_show();
-        snprintf(reason, sizeof reason, "rank %d reached %s with an error pending: %s", tutti_group_rank(group), who,
-                 tutti_error_message());
+        snprintf(reason, sizeof reason, "it reached %s with an error pending: %s", who, tutti_error_message());
         tutti_status status = tutti_group_abort(group, reason);
         (void)status; /* it has ended then, by somebody else */
     }

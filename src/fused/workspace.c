@@ -154,9 +154,8 @@ static tutti_status end_group(tutti_group *group, const char *who) {
     tutti_error_copy error;
     tu_error_save(&error);
     if (tutti_group_check(group) == TUTTI_OK) {
-        char reason[512];
-        snprintf(reason, sizeof reason, "rank %d could not go on with %s: %.380s", tutti_group_rank(group), who,
-                 error.message);
+        char reason[TUTTI_ERROR_MESSAGE + 128];
+        snprintf(reason, sizeof reason, "it could not go on with %s: %s", who, error.message);
         tutti_status ended = tutti_group_abort(group, reason);
         (void)ended; /* by somebody else then */
     }

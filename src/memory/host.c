@@ -41,8 +41,7 @@ static void host_group_end(tutti_group *group) {
 
 static int64_t host_timeout(tutti_group *group, int64_t call_timeout_ns) {
     int64_t timeout_ns = 0;
-    if (tu_timeout_choose("timeout_ns", call_timeout_ns, group->timeout_ns, group->world->timeout_ns, &timeout_ns) !=
-        TUTTI_OK)
+    if (tu_timeout_choose(NULL, call_timeout_ns, group->timeout_ns, group->world->timeout_ns, &timeout_ns) != TUTTI_OK)
         return -1;
     return timeout_ns;
 }

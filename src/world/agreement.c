@@ -190,7 +190,7 @@ tutti_status tu_undertake(tutti_group *parent, tu_undertaking *task) {
 static tutti_status late_members(tutti_world *world, const tu_group_plan *plan, const char *what, int64_t timeout_ns) {
     tutti_error_info missing = TUTTI_ERROR_INFO_INIT;
     (void)!tutti_error_detail(&missing);
-    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: rank %d waited %.3g s", what, world->rank, (double)timeout_ns / 1e9);
+    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: rank %d waited %s", what, world->rank, tu_duration_of(timeout_ns).text);
     for (int i = 0; i < missing.at_fault_count && i < TUTTI_ERROR_RANKS; i++) {
         tu_error_at_fault(missing.at_fault[i]);
         if (i >= 8)

@@ -236,8 +236,8 @@ static tutti_status wait_for_one(tu_events *events, int64_t timeout_ns, int64_t 
             return tu_world_interrupted(world, "tutti_world_next_event");
         int64_t now = tu_clock_now();
         if (now >= deadline)
-            return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: world \"%s\" had no event for %.3g s", world->name,
-                            (double)timeout_ns / 1e9);
+            return tu_error(TUTTI_ERROR_TIMEOUT, "timeout: world \"%s\" has had no event for %s", world->name,
+                            tu_duration_of(timeout_ns).text);
         int64_t until = now + LOOK_INTERVAL < deadline ? now + LOOK_INTERVAL : deadline;
         struct timespec time = { .tv_sec = until / TU_SECOND, .tv_nsec = until % TU_SECOND };
         (void)pthread_cond_timedwait(&events->changed, &events->lock, &time);

@@ -394,8 +394,8 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info 
         /* A person knows the call, not the exchange inside it. */
         tutti_error_info missing = TUTTI_ERROR_INFO_INIT;
         (void)!tutti_error_detail(&missing);
-        tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: rank %d waited %.3g s", what, group->rank,
-                 (double)info->timeout_ns / 1e9);
+        tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: rank %d waited %s", what, group->rank,
+                 tu_duration_of(info->timeout_ns).text);
         for (int i = 0; i < missing.at_fault_count && i < TUTTI_ERROR_RANKS; i++)
             tu_error_at_fault(missing.at_fault[i]);
         append_missing(group);

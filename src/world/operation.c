@@ -64,7 +64,9 @@ tutti_status tu_group_cause(tutti_group *group) {
         return tu_error_where(group->name, "", 0, group->rank);
     }
     const tu_cause *cause = &group->page->cause;
-    if (cause->origin == group->rank)
+    if (cause->status == TUTTI_ERROR_ABORTED) /* it names who did */
+        tu_error(TUTTI_ERROR_ABORTED, "group %s has ended: %s", group->name, cause->message);
+    else if (cause->origin == group->rank)
         tu_error((tutti_status)cause->status, "group %s has ended, by what this rank saw first: %s", group->name,
                  cause->message);
     else
@@ -271,8 +273,7 @@ static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns
     if (call_timeout_ns == TUTTI_UNTIL_EVENT && tu_receives(tu_operation_row_of(info->operation)))
         info->timeout_ns = INT64_MAX; /* a deadline that never comes */
     else
-        status =
-            tu_timeout_choose("timeout_ns", call_timeout_ns, group->timeout_ns, world->timeout_ns, &info->timeout_ns);
+        status = tu_timeout_choose(NULL, call_timeout_ns, group->timeout_ns, world->timeout_ns, &info->timeout_ns);
     if (status != TUTTI_OK)
         return status;
     if (tu_group_ended(group) || (!group->local && tu_group_overhear(group)))
@@ -570,8 +571,8 @@ static tutti_status message_timeout(const tu_group_wait *wait) {
     const tu_operation_info *info = wait->info;
     char operation[160], me[48];
     tu_operation_info_text(info, group->name, operation, sizeof operation);
-    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s gave up %s after %.3g s", rank_text(group, group->rank, me), operation,
-             (double)info->timeout_ns / 1e9);
+    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s gave up %s after %s", rank_text(group, group->rank, me), operation,
+             tu_duration_of(info->timeout_ns).text);
     if (info->root >= 0 && info->root < group->size && info->root != group->rank) {
         char text[384];
         tu_group_describe(group, info->root, text, sizeof text);
@@ -608,8 +609,8 @@ static tutti_status timeout_error(const tu_group_wait *wait) {
             missing_ranks[missing_count] = member;
         missing_count++;
     }
-    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: %s waited %.3g s", operation, rank_text(group, group->rank, me),
-             (double)wait->info->timeout_ns / 1e9);
+    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: %s waited %s", operation, rank_text(group, group->rank, me),
+             tu_duration_of(wait->info->timeout_ns).text);
     if (missing_count > 0)
         tu_error_append(". Missing: %s", missing);
     if (missing_count > 8)

@@ -356,11 +356,10 @@ static tutti_status find_newcomer(const refill *this, int rank, tu_seat *seat, u
         if (status != TUTTI_OK)
             return status;
         if (tu_clock_now() >= this->deadline) {
-            tu_error(
-                TUTTI_ERROR_TIMEOUT,
-                "timeout: nobody came within %.3g s to take the place of rank %d, which died; `tutti run --refill N` "
-                "starts newcomers",
-                (double)this->info.timeout_ns / 1e9, rank);
+            tu_error(TUTTI_ERROR_TIMEOUT,
+                     "timeout: nobody came within %s to take the place of rank %d, which died; `tutti run --refill N` "
+                     "starts newcomers",
+                     tu_duration_of(this->info.timeout_ns).text, rank);
             tu_error_at_fault(rank);
             return TUTTI_ERROR_TIMEOUT;
         }
@@ -506,7 +505,8 @@ tutti_status tutti_group_refill(tutti_group *group, int64_t timeout_ns, tutti_gr
                                      .group_key = group->key,
                                      .group_index = group->recorder_index,
                                      .sequence = group->attempts + 1 };
-    status = tu_timeout_choose("timeout_ns", timeout_ns, group->timeout_ns, world->timeout_ns, &this.info.timeout_ns);
+    status = tu_timeout_choose("tutti_group_refill", timeout_ns, group->timeout_ns, world->timeout_ns,
+                               &this.info.timeout_ns);
     if (status != TUTTI_OK)
         return status;
     this.deadline = tu_deadline(this.info.timeout_ns);

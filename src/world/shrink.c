@@ -87,10 +87,9 @@ static tutti_status leave(call *this, tutti_status status) {
 static tutti_status lock(call *this) {
     if (tu_mutex_lock_until(&this->group->vote_lock, this->deadline))
         return TUTTI_OK;
-    return tu_error(
-        TUTTI_ERROR_TIMEOUT,
-        "timeout: %s waited %.3g s for another thread of this rank that shrinks or agrees on the same group",
-        this->function, (double)this->info.timeout_ns / 1e9);
+    return tu_error(TUTTI_ERROR_TIMEOUT,
+                    "timeout: %s waited %s for another thread of this rank that shrinks or agrees on the same group",
+                    this->function, tu_duration_of(this->info.timeout_ns).text);
 }
 
 /* ---- what a decision that is no success means ---- */
@@ -99,8 +98,8 @@ static tutti_status late_error(const call *this) {
     tutti_group *group = this->group;
     const char *what = tu_operation_name((tu_operation)this->info.operation);
     tu_error(TUTTI_ERROR_TIMEOUT,
-             "timeout: %s of group %s waited %.3g s for ranks that live but do not come. Missing: ", what, group->name,
-             (double)this->info.timeout_ns / 1e9);
+             "timeout: %s of group %s waited %s for ranks that live but do not come. Missing: ", what, group->name,
+             tu_duration_of(this->info.timeout_ns).text);
     int told = 0;
     for (int member = 0; member < group->size; member++) {
         if (!this->members[member])

@@ -494,6 +494,10 @@ static tutti_status live_handles_error(tutti_world *world, const tutti_error_cop
                      plural(world->kinds[i].what, world->kinds[i].count).text);
     }
     pthread_mutex_unlock(&world->lock);
+    int batches = atomic_load_explicit(&world->batches, memory_order_relaxed);
+    if (batches > 0)
+        snprintf(list + strlen(list), sizeof list - strlen(list), " (%d %s neither ended nor cancelled)", batches,
+                 batches == 1 ? "batch that was" : "batches that were");
     char unfinished[1024] = "";
     bool some = tu_attachments_unfinished(&world->attachments, unfinished, sizeof unfinished);
     tu_error(
@@ -549,8 +553,8 @@ tutti_status tutti_world_close(tutti_world *world) {
         return tu_error(
             TUTTI_ERROR_STATE,
             "world \"%s\" was closed on rank %d while another thread was in one of its calls, and that call "
-            "has not returned for %.3g s: its memory stays",
-            world->name, world->rank, (double)world->timeout_ns / 1e9);
+            "has not returned for %s: its memory stays",
+            world->name, world->rank, tu_duration_of(world->timeout_ns).text);
     }
     world->group = NULL;
     tu_events_free(world->events);

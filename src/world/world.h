@@ -58,6 +58,7 @@ struct tutti_world {
     /* Set once messages go to other hosts: tells members there that a group ended, quicker than the store does. */
     _Atomic(void (*)(tutti_group *, const tu_cause *)) tell_hosts;
     _Atomic int32_t handles; /* 1 while open, and 1 for each live object of the layers above: see tu_world_handle */
+    _Atomic int32_t batches; /* that were begun and neither ended nor cancelled: they keep their groups */
     pthread_mutex_t lock;    /* registry of groups, kinds of handles */
     tu_attachments attachments;
     struct tu_registry *registry; /* names, tags, counter: registry.h */

@@ -204,3 +204,15 @@ TEST_WORLD(tiles_in_a_batch_are_the_batchs_until_it_ends, 3) {
     CHECK_OK(tutti_barrier(group, NULL));
     tutti_memory_release(memory);
 }
+
+TEST(a_batch_that_was_forgotten_is_told_as_such_when_the_world_closes) {
+    tutti_world *world;
+    tutti_batch *batch, *other;
+    CHECK_OK(tutti_world_open(NULL, &world));
+    CHECK_OK(tutti_batch_begin(tutti_world_group(world), &other));
+    CHECK_OK(tutti_batch_begin(tutti_world_group(world), &batch));
+    CHECK_OK(tutti_batch_end(other, NULL));
+    CHECK_STATUS(tutti_world_close(world), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("1 group (1 batch that was neither ended nor cancelled)");
+    tutti_batch_cancel(batch);
+}

@@ -4,6 +4,9 @@
  * message, and the group has ended. And arguments that are wrong on one rank alone, which end nothing.
  */
 #include <tutti/collective.h>
+#include <tutti/memory.h>
+#include <tutti/named.h>
+#include <tutti/peers.h>
 
 #include "values.h"
 
@@ -235,4 +238,29 @@ TEST(a_fake_group_moves_nothing_and_checks_its_arguments) {
     CHECK_MESSAGE("FakeProcessGroup collective operation error");
     CHECK_OK(tutti_send(tutti_world_group(world), in, 1, TUTTI_I32, 1, 0, NULL));
     CHECK_OK(tutti_world_close(world));
+}
+
+/* Nothing for anybody on all ranks is fine; on one of them alone it is a mistake, which nobody waits for. */
+TEST_WORLD(a_tile_that_is_empty_on_one_rank_alone_is_told_at_once, 3) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    tutti_memory *memory;
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &memory));
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    float *data = tutti_memory_data(memory), out[16];
+    tutti_tile in = { .size = sizeof in, .data = data, .rows = 0, .columns = 4 };
+    tutti_tile into = { .size = sizeof into, .data = out, .rows = 0, .columns = 4 };
+    tutti_work *work;
+    for (int round = 0; round < 3; round++)
+        CHECK_OK(tutti_tile_reduce(group, &in, &into, TUTTI_F32, TUTTI_SUM, 0, NULL));
+    CHECK_OK(tutti_tile_reduce(group, &in, &into, TUTTI_F32, TUTTI_SUM, 0, TUTTI_OPTIONS(tutti_call, .work = &work)));
+    CHECK_OK(tutti_work_wait(work, 0));
+    tutti_work_release(work);
+    CHECK_OK(tutti_barrier(group, NULL));
+    in.rows = into.rows = rank == 1 ? 0 : 4;
+    CHECK_STATUS(tutti_tile_reduce(group, &in, &into, TUTTI_F32, TUTTI_SUM, 0, NULL), TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("tile_reduce");
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
 }

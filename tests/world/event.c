@@ -57,6 +57,9 @@ static tutti_status hear_by_descriptor(tutti_world *world, void *argument) {
     CHECK_TEXT(event.group, "0");
     readable(fd, false);
     CHECK_STATUS(tutti_world_next_event(world, 1, &event), TUTTI_ERROR_TIMEOUT);
+    CHECK_MESSAGE("has had no event for 1 ns");
+    CHECK_STATUS(tutti_world_next_event(world, -2, &event), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("TUTTI_UNTIL_EVENT");
     CHECK_OK(tutti_store_barrier(tutti_world_store(world), "both are done", 2, MINUTE)); /* a close is an event too */
     atomic_fetch_add(content, 1);
     return TUTTI_OK;

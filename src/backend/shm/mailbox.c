@@ -139,7 +139,7 @@ static tutti_status wait_slowly(slow_wait *state, tu_operation operation, const 
     tutti_world *world = group->world;
     tu_operation_info info = { .operation = (uint8_t)operation, .root = state->other, .tag = state->channel };
     tutti_status status =
-        tu_timeout_choose("timeout_ns", call->timeout_ns, group->timeout_ns, world->timeout_ns, &info.timeout_ns);
+        tu_timeout_choose(NULL, call->timeout_ns, group->timeout_ns, world->timeout_ns, &info.timeout_ns);
     if (status != TUTTI_OK)
         return status;
     info.group_key = group->key;
