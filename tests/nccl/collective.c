@@ -7,65 +7,22 @@
 
 #include <tutti/backend.h>
 
+#include "../against_cpu.h"
 #include "gpu.h"
 
 /* ---- results ---- */
 
-/* Small whole numbers, which every type adds and multiplies exactly in any order. */
-static void fill(void *to, tutti_dtype dtype, size_t count, int rank) {
-    bool complex = dtype == TUTTI_C64 || dtype == TUTTI_C128;
-    tutti_dtype real = dtype == TUTTI_C64 ? TUTTI_F32 : dtype == TUTTI_C128 ? TUTTI_F64 : dtype;
-    size_t numbers = complex ? 2 * count : count;
-    double *values = malloc((numbers + 1) * sizeof *values);
-    for (size_t i = 0; i < numbers; i++)
-        values[i] = dtype == TUTTI_BOOL ? (double)((i + (size_t)rank) % 2) : (double)((i * 7 + (size_t)rank) % 3);
-    CHECK_OK(tutti_convert(values, TUTTI_F64, to, real, numbers));
-    free(values);
-}
-
-/* One operation on the CPU and by NCCL, and whether both give the same. */
-typedef tutti_status operation(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
-                               tutti_reduction reduction, const tutti_call *call);
-
-static tutti_status compare(tutti_group *group, operation *run, size_t in_count, size_t out_count, size_t count,
+static tutti_status by_nccl(tutti_group *group, operation *run, size_t in_count, size_t out_count, size_t count,
                             tutti_dtype dtype, tutti_reduction reduction, bool in_place) {
-    size_t element = tutti_dtype_size(dtype), in_bytes = in_count * element, out_bytes = out_count * element;
-    size_t room = in_bytes > out_bytes ? in_bytes : out_bytes;
-    char *in = calloc(1, room + 1), *expected = calloc(1, room + 1), *result = calloc(1, room + 1);
-    char factor[16];
-    double half = 0.5;
-    CHECK_OK(tutti_convert(&half, TUTTI_F64, factor,
-                           dtype == TUTTI_C64    ? TUTTI_F32
-                           : dtype == TUTTI_C128 ? TUTTI_F64
-                                                 : dtype,
-                           1));
-    fill(in, dtype, in_count, tutti_group_rank(group));
-    char *device_in = gpu_private(room + 1), *device_out = in_place ? device_in : gpu_private(room + 1);
-    gpu_write(device_out, expected, room);
-    gpu_write(device_in, in, in_bytes);
-    tutti_status status = run(group, device_in, device_out, count, dtype, reduction,
-                              TUTTI_OPTIONS(tutti_call, .stream = stream, .executor = "nccl", .factor = factor));
-    if (status == TUTTI_OK) {
-        CHECK_OK(run(group, in, expected, count, dtype, reduction, TUTTI_OPTIONS(tutti_call, .factor = factor)));
-        nccl_settle();
-        gpu_read(result, device_out, out_bytes);
-        CHECK_OK(tutti_group_check(group));
-        if (memcmp(result, expected, out_bytes) != 0)
-            FAIL("%s %s of %zu differs from the CPU's on rank %d", tutti_dtype_name(dtype),
-                 tutti_reduction_name(reduction), count, tutti_group_rank(group));
-    }
-    gpu_private_free(device_in);
-    if (!in_place)
-        gpu_private_free(device_out);
-    free(in);
-    free(expected);
-    free(result);
-    return status;
-}
-
-static tutti_status all_reduce(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
-                               tutti_reduction reduction, const tutti_call *call) {
-    return tutti_all_reduce(group, in, out, count, dtype, reduction, call);
+    comparison comparison = { .run = run,
+                              .in_count = in_count,
+                              .out_count = out_count,
+                              .count = count,
+                              .dtype = dtype,
+                              .reduction = reduction,
+                              .in_place = in_place,
+                              .executor = "nccl" };
+    return compare(group, &comparison);
 }
 
 /* NCCL has no 16-bit integers and no bit operations. */
@@ -96,7 +53,7 @@ TEST_NCCL(all_reduce_gives_what_the_cpu_gives_for_every_type_and_reduction_that_
         for (int reduction = TUTTI_SUM; reduction <= TUTTI_PREMUL_SUM; reduction++) {
             if (!tutti_reduction_applies((tutti_reduction)reduction, (tutti_dtype)dtype))
                 continue;
-            tutti_status status = compare(group, all_reduce, 1003, 1003, 1003, (tutti_dtype)dtype,
+            tutti_status status = by_nccl(group, all_reduce, 1003, 1003, 1003, (tutti_dtype)dtype,
                                           (tutti_reduction)reduction, (dtype + reduction) % 2 == 0);
             if (status == TUTTI_OK && !nccl_has((tutti_dtype)dtype, (tutti_reduction)reduction))
                 FAIL("%s %s ran, although NCCL has none", tutti_dtype_name((tutti_dtype)dtype),
@@ -108,55 +65,11 @@ TEST_NCCL(all_reduce_gives_what_the_cpu_gives_for_every_type_and_reduction_that_
         }
     }
     tutti_ran ran = TUTTI_RAN_INIT;
-    CHECK_OK(compare(group, all_reduce, 7, 7, 7, TUTTI_F32, TUTTI_SUM, true));
+    CHECK_OK(by_nccl(group, all_reduce, 7, 7, 7, TUTTI_F32, TUTTI_SUM, true));
     CHECK_OK(tutti_all_reduce(group, NULL, NULL, 0, TUTTI_F32, TUTTI_SUM,
                               TUTTI_OPTIONS(tutti_call, .stream = stream, .executor = "nccl", .device = TUTTI_CUDA)));
     CHECK_OK(tutti_group_ran(group, &ran));
     CHECK_TEXT(ran.executor, "nccl");
-}
-
-static tutti_status all_gather(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
-                               tutti_reduction reduction, const tutti_call *call) {
-    (void)reduction;
-    return tutti_all_gather(group, in, out, count, dtype, call);
-}
-
-static tutti_status all_to_all(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
-                               tutti_reduction reduction, const tutti_call *call) {
-    (void)reduction;
-    return tutti_all_to_all(group, in, out, count, dtype, call);
-}
-
-static tutti_status reduce_scatter(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
-                                   tutti_reduction reduction, const tutti_call *call) {
-    return tutti_reduce_scatter(group, in, out, count, dtype, reduction, call);
-}
-
-static int last(tutti_group *group) {
-    return tutti_group_size(group) - 1;
-}
-
-static tutti_status broadcast(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
-                              tutti_reduction reduction, const tutti_call *call) {
-    (void)reduction;
-    return tutti_broadcast(group, in, out, count, dtype, last(group), call);
-}
-
-static tutti_status reduce(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
-                           tutti_reduction reduction, const tutti_call *call) {
-    return tutti_reduce(group, in, out, count, dtype, reduction, last(group), call);
-}
-
-static tutti_status gather(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
-                           tutti_reduction reduction, const tutti_call *call) {
-    (void)reduction;
-    return tutti_gather(group, in, out, count, dtype, last(group), call);
-}
-
-static tutti_status scatter(tutti_group *group, const void *in, void *out, size_t count, tutti_dtype dtype,
-                            tutti_reduction reduction, const tutti_call *call) {
-    (void)reduction;
-    return tutti_scatter(group, in, out, count, dtype, last(group), call);
 }
 
 TEST_NCCL(every_collective_gives_what_the_cpu_gives) {
@@ -167,17 +80,17 @@ TEST_NCCL(every_collective_gives_what_the_cpu_gives) {
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         size_t n = counts[i];
         for (int in_place = 0; in_place < 2; in_place++) {
-            CHECK_OK(compare(group, all_gather, n, n * size, n, TUTTI_BF16, 0, in_place));
-            CHECK_OK(compare(group, all_to_all, n * size, n * size, n, TUTTI_I64, 0, in_place));
-            CHECK_OK(compare(group, reduce_scatter, n * size, n, n, TUTTI_F32, TUTTI_SUM, false));
-            CHECK_OK(compare(group, broadcast, n, n, n, TUTTI_U8, 0, in_place));
-            CHECK_OK(compare(group, reduce, n, root ? n : 0, n, TUTTI_F32, TUTTI_MAX, in_place));
-            CHECK_OK(compare(group, gather, n, root ? n * size : 0, n, TUTTI_F64, 0, false));
-            CHECK_OK(compare(group, scatter, n * size, n, n, TUTTI_C64, 0, false));
+            CHECK_OK(by_nccl(group, all_gather, n, n * size, n, TUTTI_BF16, 0, in_place));
+            CHECK_OK(by_nccl(group, all_to_all, n * size, n * size, n, TUTTI_I64, 0, in_place));
+            CHECK_OK(by_nccl(group, reduce_scatter, n * size, n, n, TUTTI_F32, TUTTI_SUM, false));
+            CHECK_OK(by_nccl(group, broadcast, n, n, n, TUTTI_U8, 0, in_place));
+            CHECK_OK(by_nccl(group, reduce, n, root ? n : 0, n, TUTTI_F32, TUTTI_MAX, in_place));
+            CHECK_OK(by_nccl(group, gather, n, root ? n * size : 0, n, TUTTI_F64, 0, false));
+            CHECK_OK(by_nccl(group, scatter, n * size, n, n, TUTTI_C64, 0, false));
         }
     }
     CHECK_OK(tutti_barrier(group, BY_NCCL));
-    nccl_settle();
+    gpu_settle();
     CHECK_OK(tutti_group_check(group));
 }
 
@@ -203,7 +116,7 @@ TEST_NCCL(parts_of_several_sizes_arrive_and_unequal_splits_fail_before_nccl_is_e
     CHECK_OK(tutti_all_to_all_v(group, device_in, in_counts, in_offsets, device_out, out_counts, out_offsets, TUTTI_I32,
                                 BY_NCCL));
     CHECK_OK(tutti_all_to_all_v(group, in, in_counts, in_offsets, expected, out_counts, out_offsets, TUTTI_I32, NULL));
-    nccl_settle();
+    gpu_settle();
     gpu_read(result, device_out, out_sum * 4);
     CHECK(memcmp(result, expected, out_sum * 4) == 0);
     if (rank == 1)
@@ -255,7 +168,7 @@ TEST_NCCL(a_rank_that_does_not_come_is_named_when_the_deadline_passes) {
     tutti_group *group = tutti_world_group(world);
     float *buffer = gpu_private(4096);
     CHECK_OK(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL));
-    nccl_settle();
+    gpu_settle();
     if (tutti_group_rank(group) != 1) {
         CHECK_STATUS(
             tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM,
@@ -266,7 +179,7 @@ TEST_NCCL(a_rank_that_does_not_come_is_named_when_the_deadline_passes) {
         while (tutti_group_check(group) == TUTTI_OK)
             usleep(1000);
     }
-    nccl_settle();
+    gpu_settle();
     gpu_private_free(buffer);
 }
 
@@ -281,7 +194,7 @@ TEST_NCCL(a_stream_that_is_stuck_ends_the_group_at_the_deadline_and_the_device_g
     float *buffer = gpu_private(4096);
     tutti_status status = TUTTI_OK;
     CHECK_OK(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL));
-    nccl_settle();
+    gpu_settle();
     CUresult (*launch)(CUstream, void (*)(void *), void *);
     *(void **)&launch = dlsym(gpu.library, "cuLaunchHostFunc");
     if (tutti_group_rank(group) == 1)
@@ -294,7 +207,7 @@ TEST_NCCL(a_stream_that_is_stuck_ends_the_group_at_the_deadline_and_the_device_g
         status = tutti_group_check(group);
     }
     CHECK_EQ(status, TUTTI_ERROR_TIMEOUT);
-    nccl_settle(); /* the kernels have left */
+    gpu_settle(); /* the kernels have left */
     CHECK_STATUS(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL), TUTTI_ERROR_TIMEOUT);
     gpu_private_free(buffer);
 }
@@ -305,7 +218,7 @@ TEST_NCCL(operations_are_captured_and_run_again) {
     CUgraph graph;
     CUgraphExec runnable;
     CHECK_OK(tutti_all_reduce(group, sum, sum, 1, TUTTI_I32, TUTTI_SUM, BY_NCCL)); /* makes what is needed */
-    nccl_settle();
+    gpu_settle();
     gpu_write(sum, &host, sizeof host);
     CHECK_CUDA(gpu.cuStreamBeginCapture(stream, 1)); /* this thread's calls alone */
     CHECK_OK(tutti_all_reduce(group, sum, sum, 1, TUTTI_I32, TUTTI_SUM, BY_NCCL));
@@ -317,7 +230,7 @@ TEST_NCCL(operations_are_captured_and_run_again) {
         expected *= ranks;
     }
     CHECK_OK(tutti_all_reduce(group, sum, sum, 1, TUTTI_I32, TUTTI_SUM, BY_NCCL)); /* eager ones may follow */
-    nccl_settle();
+    gpu_settle();
     gpu_read(&host, sum, sizeof host);
     CHECK_EQ(host, expected * ranks);
     CHECK_OK(tutti_group_check(group));
@@ -333,7 +246,7 @@ TEST_NCCL(calls_behind_a_stream_that_is_stuck_come_back_at_the_deadline) {
     float *buffer = gpu_private(4096);
     tutti_status status = TUTTI_OK;
     CHECK_OK(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL));
-    nccl_settle();
+    gpu_settle();
     CUresult (*launch)(CUstream, void (*)(void *), void *);
     *(void **)&launch = dlsym(gpu.library, "cuLaunchHostFunc");
     if (tutti_group_rank(group) == 1)
@@ -347,7 +260,7 @@ TEST_NCCL(calls_behind_a_stream_that_is_stuck_come_back_at_the_deadline) {
         status = tutti_group_check(group);
     }
     CHECK_EQ(status, TUTTI_ERROR_TIMEOUT);
-    nccl_settle();
+    gpu_settle();
     gpu_private_free(buffer);
 }
 
@@ -356,7 +269,7 @@ TEST_NCCL(an_abort_ends_what_is_in_the_stream) {
     tutti_group *group = tutti_world_group(world);
     float *buffer = gpu_private(4096);
     CHECK_OK(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL));
-    nccl_settle();
+    gpu_settle();
     CUresult (*launch)(CUstream, void (*)(void *), void *);
     *(void **)&launch = dlsym(gpu.library, "cuLaunchHostFunc");
     if (tutti_group_rank(group) == 1)
@@ -376,7 +289,7 @@ TEST_NCCL(an_abort_ends_what_is_in_the_stream) {
         status = tutti_group_check(group);
     }
     CHECK_EQ(status, TUTTI_ERROR_ABORTED);
-    nccl_settle();
+    gpu_settle();
     gpu_private_free(buffer);
     tutti_group_release(other);
 }
@@ -447,7 +360,7 @@ TEST_NCCL(a_communicator_of_the_program_is_used_and_stays_the_programs) {
     CHECK_OK(tutti_backend_communicator(group, "nccl", comm));
     gpu_write(buffer, &host, 4);
     CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1, TUTTI_F32, TUTTI_SUM, BY_NCCL));
-    nccl_settle();
+    gpu_settle();
     gpu_read(&host, buffer, 4);
     CHECK(host == (float)tutti_group_size(group));
     CHECK_STATUS(tutti_backend_communicator(group, "nccl", comm), TUTTI_ERROR_STATE);
@@ -457,6 +370,6 @@ TEST_NCCL(a_communicator_of_the_program_is_used_and_stays_the_programs) {
     while (result == ncclInProgress)
         CHECK_EQ(library.ncclCommGetAsyncError(comm, &result), ncclSuccess);
     CHECK_EQ(result, ncclSuccess);
-    nccl_settle();
+    gpu_settle();
     gpu_private_free(buffer);
 }

@@ -5,6 +5,7 @@
  */
 #include <signal.h>
 
+#include "../against_cpu.h"
 #include "gpu.h"
 
 static void sleep_on_host(void *argument) {
@@ -19,7 +20,7 @@ static void body(tutti_world *world) {
     CUresult (*launch)(CUstream, void (*)(void *), void *);
     *(void **)&launch = dlsym(gpu.library, "cuLaunchHostFunc");
     CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1000, TUTTI_F32, TUTTI_SUM, BY_NCCL));
-    nccl_settle();
+    gpu_settle();
     bool victim = tutti_group_rank(group) == tutti_group_size(group) - 1;
     if (victim)
         CHECK_CUDA(launch(stream, sleep_on_host, NULL));
@@ -34,7 +35,7 @@ static void body(tutti_world *world) {
         status = tutti_group_check(group);
     }
     CHECK(status == TUTTI_ERROR_DEAD || status == TUTTI_ERROR_BACKEND); /* whoever sees it first: Tutti, or NCCL */
-    nccl_settle();                                                      /* the kernels have left */
+    gpu_settle();                                                       /* the kernels have left */
     _exit(0);
 }
 

@@ -34,16 +34,6 @@ static inline void nccl_begin(tutti_world *world) {
     gpu_begin();
 }
 
-/* Waits for the stream, bounded: what hangs fails here. */
-static inline void nccl_settle(void) {
-    CUresult result = CUDA_ERROR_NOT_READY;
-    for (int i = 0; i < 30000 && result == CUDA_ERROR_NOT_READY; i++) {
-        result = gpu.cuStreamQuery(stream);
-        usleep(1000);
-    }
-    CHECK_EQ(result, CUDA_SUCCESS);
-}
-
 #define TEST_NCCL_RANKS(sentence, ranks)                              \
     static void on_gpu_##sentence(tutti_world *world);                \
     static void rank_##sentence(tutti_world *world, void *argument) { \

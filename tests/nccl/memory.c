@@ -3,6 +3,7 @@
  * Symmetric memory by windows of NCCL. One rank on a GPU has a window of its own; ranks that NCCL takes for several
  * hosts have none in common, and are told so.
  */
+#include "../against_cpu.h"
 #include "gpu.h"
 
 static tutti_memory *allocate(tutti_world *world, size_t bytes) {
@@ -38,11 +39,11 @@ TEST_NCCL_RANKS(a_block_is_a_window_and_its_pad_is_clear, 1) {
     CHECK_OK(tutti_peers_wait_signal(peers, 0, 1, ON_STREAM));
     memset(bytes, 0, 100000);
     CHECK_OK(tutti_peers_get(peers, 0, 5, bytes, 1000, ON_STREAM));
-    nccl_settle();
+    gpu_settle();
     for (size_t i = 0; i < 1000; i++)
         CHECK_EQ(bytes[i], (unsigned char)((i + 5) * 7));
     CHECK_OK(tutti_peers_barrier(peers, 0, ON_STREAM));
-    nccl_settle();
+    gpu_settle();
     CHECK_OK(tutti_group_check(group));
     tutti_peers_release(peers);
     free(bytes);
@@ -61,7 +62,7 @@ TEST_NCCL_RANKS(a_group_of_the_same_name_made_again_has_windows_of_its_own, 1) {
         uint32_t value = 7u + (uint32_t)round, got = 0;
         CHECK_OK(tutti_peers_put(peers, 0, 0, &value, sizeof value, ON_STREAM));
         CHECK_OK(tutti_peers_get(peers, 0, 0, &got, sizeof got, ON_STREAM));
-        nccl_settle();
+        gpu_settle();
         CHECK_EQ(got, value);
         tutti_peers_release(peers);
         CHECK_OK(tutti_group_destroy(group));
@@ -79,7 +80,7 @@ TEST_NCCL_RANKS(ranks_without_a_common_lsa_domain_are_told_so_and_nothing_ends, 
     CHECK_MESSAGE("LSA");
     gpu_write(buffer, &one, 4);
     CHECK_OK(tutti_all_reduce(group, buffer, buffer, 1, TUTTI_F32, TUTTI_SUM, BY_NCCL));
-    nccl_settle();
+    gpu_settle();
     gpu_read(&one, buffer, 4);
     CHECK(one == 2);
     tutti_memory_release(memory);

@@ -6,6 +6,7 @@
  */
 #include <tutti/backend.h>
 
+#include "../against_cpu.h"
 #include "gpu.h"
 
 #define RANKS 3
@@ -302,7 +303,7 @@ TEST_STANDIN(a_stream_that_stays_in_an_operation_is_freed_at_its_deadline) {
                          TUTTI_OPTIONS(tutti_call, .stream = stream, .executor = "nccl", .timeout_ns = 300000000)));
     CHECK_EQ(await_end(group), TUTTI_ERROR_TIMEOUT);
     CHECK_MESSAGE("all_reduce");
-    nccl_settle();
+    gpu_settle();
     CHECK_STATUS(tutti_all_reduce(group, buffer, buffer, 100, TUTTI_F32, TUTTI_SUM, BY_NCCL), TUTTI_ERROR_TIMEOUT);
     gpu_private_free(buffer);
 }
@@ -365,7 +366,7 @@ TEST_STANDIN(the_deadline_of_a_captured_operation_is_not_the_next_ones) {
     if (tutti_group_rank(group) == 1)
         CHECK_OK(tutti_group_abort(group, "the test says so"));
     CHECK_EQ(await_end(group), TUTTI_ERROR_ABORTED);
-    nccl_settle();
+    gpu_settle();
     CHECK_CUDA(gpu.cuGraphDestroy(graph));
     gpu_private_free(buffer);
 }
@@ -400,7 +401,7 @@ TEST_STANDIN(an_abort_frees_the_stream) {
     if (tutti_group_rank(group) == 1)
         CHECK_OK(tutti_group_abort(group, "the test says so"));
     CHECK_EQ(await_end(group), TUTTI_ERROR_ABORTED);
-    nccl_settle();
+    gpu_settle();
     gpu_private_free(buffer);
 }
 
@@ -514,7 +515,7 @@ static void use_windows(tutti_world *world) {
         gpu_read(&got, (char *)tutti_memory_data(memory) + 8, sizeof got);
         CHECK_EQ(got, (uint32_t)before * 1000 + round);
         CHECK_OK(tutti_peers_get(peers, next, 8, &got, sizeof got, ON_STREAM));
-        nccl_settle();
+        gpu_settle();
         CHECK_EQ(got, value);
         CHECK_OK(tutti_peers_barrier(peers, 1, ON_STREAM));
     }
@@ -530,7 +531,7 @@ static void use_windows(tutti_world *world) {
     }
     CHECK_OK(tutti_peers_wait_for_signal(peers, 5, TUTTI_EQUAL, 99,
                                          TUTTI_OPTIONS(tutti_call, .stream = stream, .timeout_ns = 20000000)));
-    nccl_settle();
+    gpu_settle();
     CHECK_STATUS(tutti_group_check(group), TUTTI_ERROR_TIMEOUT); /* told once, and ends nothing */
     CHECK_MESSAGE("99");
     CHECK_OK(tutti_group_check(group));

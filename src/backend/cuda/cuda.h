@@ -187,6 +187,12 @@ tutti_status tu_cuda_probe(const tu_backend_host *host, int *device_count);
 tutti_status tu_cuda_open(const tu_backend_host *host, tutti_world *world, tu_cuda *cuda);
 void tu_cuda_close(tu_cuda *cuda);
 
+/* ---- agree.c ---- */
+/* Collective and bounded, where each rank did something alone before: `own` is how it went here. When it went wrong
+ * anywhere all fail: with its own words there, and with that rank's name and words elsewhere. */
+tutti_status tu_cuda_agree(const tu_backend_host *host, tutti_group *group, const char *purpose, int64_t deadline,
+                           tutti_status own);
+
 /* ---- device.c ---- */
 /* Makes a device ready; index -1 is the current one. */
 tutti_status tu_cuda_device_open(tu_cuda *cuda, int index, tu_cuda_device **device, int *chosen);

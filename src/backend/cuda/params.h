@@ -141,7 +141,8 @@ typedef struct tu_cuda_reduce_args {
     double factor;
     int32_t reduction; /* tutti_reduction */
     int32_t mode;
-    uint64_t more;                      /* address of a list like `parts` when there are more members, else 0 */
+    uint64_t more; /* address of a list like `parts` when there are more members, else 0; of TU_CUDA_LOCAL: of the
+                      factor of each source, or 0 */
     uint64_t parts[TU_CUDA_LISTED + 1]; /* of TU_CUDA_SCATTER: where each rank's part begins */
 } tu_cuda_reduce_args;
 

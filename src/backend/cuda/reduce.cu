@@ -390,8 +390,10 @@ template <class Type, class Local = plain_local<Type>>
 static __device__ void reduce_local(const tu_cuda_reduce_args &args, sources &given) {
     typedef typename Type::storage storage;
     await_order(args.meeting.group, args.meeting.timeout_ns);
-    if ((int)threadIdx.x < args.meeting.size)
+    if ((int)threadIdx.x < args.meeting.size) {
         given.address[threadIdx.x] = (const uint8_t *)(args.source_base + threadIdx.x * args.source_stride);
+        given.factor[threadIdx.x] = args.more != 0 ? ((const double *)args.more)[threadIdx.x] : 1;
+    }
     __syncthreads();
     const uint64_t columns = args.row != 0 ? args.row : args.count, whole = args.row != 0 ? args.count / args.row : 1;
     const uint64_t rows = has_fault(args.meeting.group) ? 0 : whole; /* the meeting before may have failed */

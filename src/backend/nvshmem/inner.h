@@ -58,6 +58,9 @@ struct tu_nvshmem_alias {
 /* The kernels that use NVSHMEM's device functions. */
 typedef enum tu_nvshmem_kernel {
     TU_NVSHMEM_SIGNAL,
+    TU_NVSHMEM_EXCHANGE,
+    TU_NVSHMEM_PLAN,
+    TU_NVSHMEM_TAKE,
     TU_NVSHMEM_KERNELS
 } tu_nvshmem_kernel;
 

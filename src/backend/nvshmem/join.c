@@ -357,7 +357,10 @@ tutti_status tu_nvshmem_grow(void *state, tutti_group *world, size_t bytes, int6
 /* ---- kernels ---- */
 
 static tutti_status load_kernels(tu_nvshmem *nvshmem) {
-    static const char *const names[TU_NVSHMEM_KERNELS] = { [TU_NVSHMEM_SIGNAL] = "tutti_nvshmem_signal" };
+    static const char *const names[TU_NVSHMEM_KERNELS] = { [TU_NVSHMEM_SIGNAL] = "tutti_nvshmem_signal",
+                                                           [TU_NVSHMEM_EXCHANGE] = "tutti_nvshmem_exchange",
+                                                           [TU_NVSHMEM_PLAN] = "tutti_nvshmem_plan",
+                                                           [TU_NVSHMEM_TAKE] = "tutti_nvshmem_take" };
     const tu_cuda_driver *driver = &nvshmem->cuda.driver;
     if (tu_nvshmem_has_image[0] == 0)
         return TUTTI_OK; /* peers that are not mapped will be refused */

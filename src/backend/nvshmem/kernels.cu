@@ -149,3 +149,5 @@ extern "C" __global__ void tutti_nvshmem_signal(const __grid_constant__ tu_nvshm
     if (threadIdx.x == 0)
         count_end(args.group);
 }
+
+#include "exchange.cu"

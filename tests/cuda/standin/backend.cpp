@@ -11,7 +11,10 @@
 namespace with_nvshmem {
 #include "backend/nvshmem/kernels.cu"
 }
+using with_nvshmem::tutti_nvshmem_exchange;
+using with_nvshmem::tutti_nvshmem_plan;
 using with_nvshmem::tutti_nvshmem_signal;
+using with_nvshmem::tutti_nvshmem_take;
 
 #include "emulate.hpp"
 #include "fibers.hpp"
@@ -28,3 +31,6 @@ void run_fibers(body *run, unsigned blocks, unsigned threads, const void *args) 
 #define KERNEL(id, name) KERNEL_OF(name)
 #include "kernels.def"
 KERNEL_OF(tutti_nvshmem_signal)
+KERNEL_OF(tutti_nvshmem_exchange)
+KERNEL_OF(tutti_nvshmem_plan)
+KERNEL_OF(tutti_nvshmem_take)

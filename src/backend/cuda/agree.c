@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * All or none: a rank that cannot go on tells the others why, who would wait for it until their deadline else.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "cuda.h"
+
+typedef struct outcome {
+    int32_t status;
+    char words[252];
+} outcome;
+
+tutti_status tu_cuda_agree(const tu_backend_host *host, tutti_group *group, const char *purpose, int64_t deadline,
+                           tutti_status own) {
+    int size = host->group_size(group);
+    outcome mine = { .status = (int32_t)own }, *all = calloc((size_t)size, sizeof *all);
+    if (own != TUTTI_OK)
+        snprintf(mine.words, sizeof mine.words, "%s", host->error_message());
+    if (all == NULL)
+        return host->error(TUTTI_ERROR_MEMORY, "out of memory for a group of %d ranks", size);
+    tutti_status met = host->exchange(group, purpose, &mine, sizeof mine, -1, deadline, all, NULL);
+    for (int i = 0; met == TUTTI_OK && i < size; i++) {
+        if (own != TUTTI_OK)
+            met = own; /* its message stands */
+        else if (all[i].status != TUTTI_OK) {
+            met = host->error((tutti_status)all[i].status, "member %d: %.251s", i, all[i].words);
+            host->error_at_fault(i);
+        }
+    }
+    free(all);
+    return met;
+}
