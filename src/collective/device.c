@@ -107,8 +107,8 @@ static void open_default(tutti_world *world, tutti_device kind, const char *chos
     (void)tu_error_restore(&before);
 }
 
-/* Every open backend of the kind that has an executor, the one with the kind's memory first, or last in a group of
- * several hosts, whose members it may not be able to map; its streams serve all. */
+/* Every open backend of the kind that has an executor, the one with the kind's memory first; its streams serve all. In a
+ * group of several hosts the kind's own backend comes last, since it may not be able to map members there. */
 static tutti_status make_kind(const tutti_group *group, tutti_device kind, device_group **made) {
     tu_backend_opened backends[TU_EXECUTORS];
     device_group *on_device = calloc(1, sizeof *on_device);
@@ -120,13 +120,14 @@ static tutti_status make_kind(const tutti_group *group, tutti_device kind, devic
     if (status == TUTTI_OK)
         open_default(group->world, kind, backend->name);
     int count = tu_backends_of(group->world, kind, backends, TU_EXECUTORS);
+    bool stays = group->local || (count > 0 && strcmp(backends[0].table->name, tu_backend_default(kind)) != 0);
     on_device->executors.kind = kind;
     for (int i = 0; i < count && on_device->streams == NULL; i++) {
         on_device->streams = backends[i].table->streams;
         on_device->streams_state = backends[i].state;
     }
     for (int i = 0; i < count && on_device->streams != NULL; i++) {
-        const tu_backend_opened *at = &backends[group->local ? i : (i + 1) % count];
+        const tu_backend_opened *at = &backends[stays ? i : (i + 1) % count];
         if (at->table->executor == NULL)
             continue;
         device_executor *executor = &on_device->list[on_device->executors.count];
@@ -385,9 +386,12 @@ static tutti_status find_place(tutti_group *group, const void *pointer, size_t b
     tu_memory_group *memory;
     tu_symmetric found;
     tutti_status status = tu_memory_group_get(group, &memory);
-    if (status == TUTTI_OK && tu_symmetric_find(memory, pointer, bytes, &found) && found.peers != NULL)
-        *place = (tu_device_place){ .map = &found.peers->blocks, .index = found.index, .offset = found.offset };
-    return status;
+    if (status != TUTTI_OK || !tu_symmetric_find(memory, pointer, bytes, &found))
+        return status;
+    const tutti_peers *peers = found.peers != NULL ? found.peers : tu_symmetric_unmapped(memory, found.memory);
+    if (peers != NULL)
+        *place = (tu_device_place){ .map = &peers->blocks, .index = peers->index, .offset = found.offset };
+    return TUTTI_OK;
 }
 
 /* Arrays of a device task, per member. */

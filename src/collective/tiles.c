@@ -194,7 +194,8 @@ static tutti_status mix_place(request *request) {
         return TUTTI_OK;
     tutti_status status = tu_memory_group_get(request->group, &memory);
     if (status == TUTTI_OK && tu_symmetric_find(memory, request->in, request->in_bytes, &found)) {
-        mix(request, found.index);
+        const tutti_peers *unmapped = found.peers == NULL ? tu_symmetric_unmapped(memory, found.memory) : NULL;
+        mix(request, unmapped != NULL ? unmapped->index : found.index);
         mix(request, found.offset);
     }
     return status;

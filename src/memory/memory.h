@@ -43,6 +43,10 @@ TU_SHARED bool tu_symmetric_find(tu_memory_group *state, const void *pointer, si
 /* The peers with that index, for resolving what another member published; NULL when this rank holds none. Lent. */
 TU_SHARED const tutti_peers *tu_symmetric_peers(tu_memory_group *state, uint32_t index);
 
+/* The peers of a block with the group where some members are not mapped here and are reached by rank and offset: lent;
+ * NULL: there are none. Takes a lock. */
+const tutti_peers *tu_symmetric_unmapped(tu_memory_group *state, const tutti_memory *memory);
+
 /* A member's data, one's own too, as mapped beside the others': where the backend maps all of them in a row, members'
  * data lies at equal distances. Else as tutti_peers_buffer. */
 TU_SHARED void *tu_symmetric_mapped(const tutti_peers *peers, int rank);

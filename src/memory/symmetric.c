@@ -55,9 +55,9 @@ tutti_status tu_memory_group_get(tutti_group *group, tu_memory_group **result) {
     return status;
 }
 
-static const tutti_peers *peers_of(const tutti_memory *memory, const tu_memory_group *group) {
+static const tutti_peers *peers_of(const tutti_memory *memory, const tu_memory_group *group, bool mapped) {
     for (const tutti_peers *peers = memory->first_peers; peers != NULL; peers = peers->next_of_memory) {
-        if (peers->group_state == group && peers->proven && peers->mapped)
+        if (peers->group_state == group && peers->proven && peers->mapped == mapped)
             return peers;
     }
     return NULL;
@@ -104,7 +104,7 @@ static answer look_up(tu_memory_group *state, uintptr_t pointer) {
     if (memory != NULL) {
         size_t offset = (size_t)(pointer - (uintptr_t)memory->block.address);
         if (offset < memory->bytes)
-            found = (answer){ memory->bytes - offset, memory, peers_of(memory, state) };
+            found = (answer){ memory->bytes - offset, memory, peers_of(memory, state, true) };
     }
     pthread_mutex_unlock(&state->tables->lock);
     return found;
@@ -130,6 +130,13 @@ bool tu_symmetric_find(tu_memory_group *state, const void *pointer, size_t bytes
         .index = found.peers == NULL ? 0 : found.peers->index,
     };
     return true;
+}
+
+const tutti_peers *tu_symmetric_unmapped(tu_memory_group *state, const tutti_memory *memory) {
+    pthread_mutex_lock(&state->tables->lock);
+    const tutti_peers *peers = peers_of(memory, state, false);
+    pthread_mutex_unlock(&state->tables->lock);
+    return peers;
 }
 
 const tutti_peers *tu_symmetric_peers(tu_memory_group *state, uint32_t index) {

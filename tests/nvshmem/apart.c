@@ -63,7 +63,8 @@ TEST_APART(every_type_and_reduction_has_the_bits_of_the_cpu) {
     tutti_group *group = tutti_world_group(world);
     for (int dtype = TUTTI_F64; dtype <= TUTTI_C128; dtype++)
         for (int reduction = TUTTI_SUM; reduction <= TUTTI_PREMUL_SUM; reduction++)
-            if (tutti_reduction_applies((tutti_reduction)reduction, (tutti_dtype)dtype))
+            if (tutti_reduction_applies((tutti_reduction)reduction, (tutti_dtype)dtype) &&
+                (reduction == TUTTI_SUM || dtype <= TUTTI_F32 || (dtype + reduction) % 3 == 0))
                 same(group, (comparison){ all_reduce, 203, 203, 203, (tutti_dtype)dtype, (tutti_reduction)reduction,
                                           .in_place = (dtype + reduction) % 2 == 0 });
     tutti_ran ran = TUTTI_RAN_INIT;
@@ -87,7 +88,7 @@ static void every_collective(tutti_group *group, size_t n, bool in_place, char *
 }
 
 TEST_APART(every_collective_gives_what_the_cpu_gives_from_any_memory) {
-    static const size_t counts[] = { 1, 1001, 20003 };
+    static const size_t counts[] = { 1, 20003 };
     tutti_group *group = tutti_world_group(world);
     size_t bytes = (size_t)tutti_group_size(group) * 20003 * 8 + 512;
     tutti_memory *memory = gpu_symmetric(world, 2 * bytes);
@@ -97,8 +98,7 @@ TEST_APART(every_collective_gives_what_the_cpu_gives_from_any_memory) {
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         for (int in_place = 0; in_place < 2; in_place++) {
             every_collective(group, counts[i], in_place, NULL, NULL);
-            every_collective(group, counts[i], in_place, data, data + bytes);
-            every_collective(group, counts[i], in_place, data, NULL); /* and mixed */
+            every_collective(group, counts[i], in_place, data, in_place ? NULL : data + bytes);
         }
     tutti_peers_release(peers);
     tutti_memory_release(memory);
@@ -109,14 +109,14 @@ TEST_APART(long_ones_go_in_rounds_and_sub_groups_go_alone) {
     tutti_group *group = tutti_world_group(world), *ends;
     int pair[] = { 0, tutti_world_size(world) - 1 };
     CHECK_OK(tutti_group_new(world, pair, 2, NULL, &ends));
-    size_t n = 1500001; /* of which a stage holds a part only */
+    size_t n = 600001; /* of which a stage holds a part only */
     same(group, (comparison){ all_reduce, n, n, n, TUTTI_F32, TUTTI_SUM, .in_place = true });
     same(group, (comparison){ reduce, n, tutti_group_rank(group) == last(group) ? n : 0, n, TUTTI_F32, TUTTI_SUM });
     same(group, (comparison){ broadcast, n, n, n, TUTTI_U8, 0 });
     same(group, (comparison){ broadcast, n, n, n, TUTTI_U8, 0, .in_place = true });
     if (ends != TUTTI_NON_GROUP_MEMBER) {
-        for (int i = 0; i < 3; i++)
-            every_collective(ends, 1001, false, NULL, NULL);
+        for (int i = 0; i < 2; i++)
+            every_collective(ends, 101, false, NULL, NULL);
         tutti_group_release(ends);
     }
     same(group,

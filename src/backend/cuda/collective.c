@@ -773,8 +773,20 @@ static tutti_status run_shape(tu_cuda_collective *collective, tu_device_task *ta
     return collective->cuda->host->error(TUTTI_ERROR_UNSUPPORTED, "%s does not run on a GPU", task->name);
 }
 
+/* Members of a block that are not mapped here, as another backend may have them, cannot be reached by address: it counts
+ * as any other memory. */
+static void forget_unmapped(tu_device_place *place) {
+    uint64_t base = 1, stride;
+    if (place->map != NULL)
+        tu_cuda_map_plan(place->map, &base, &stride);
+    if (base == 0)
+        place->map = NULL;
+}
+
 static tutti_status run(void *opaque, tu_device_task *task) {
     tu_cuda_collective *collective = opaque;
+    forget_unmapped(&task->in_place);
+    forget_unmapped(&task->out_place);
     tutti_status status = tu_cuda_group_check(collective->on);
     if (status != TUTTI_OK)
         return status;

@@ -542,6 +542,7 @@ tutti_status tu_nvshmem_apart_run(tu_nvshmem_apart *apart, tu_device_task *task)
     exchange *exchange = calloc(1, sizeof *exchange);
     if (exchange == NULL)
         return nvshmem->cuda.host->error(TUTTI_ERROR_MEMORY, "out of memory for %s", task->name);
+    tu_cuda_watch(&nvshmem->cuda); /* before anything waits */
     status = tu_cuda_turn_take(&nvshmem->cuda, &apart->turn, task->timeout_ns);
     if (status == TUTTI_OK) {
         apart->capture = tu_cuda_capture(&nvshmem->cuda, task->stream);
@@ -549,8 +550,6 @@ tutti_status tu_nvshmem_apart_run(tu_nvshmem_apart *apart, tu_device_task *task)
         tu_cuda_turn_give(&apart->turn);
     }
     free(exchange);
-    if (status == TUTTI_OK)
-        tu_cuda_watch(&nvshmem->cuda);
     return status;
 }
 
