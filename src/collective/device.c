@@ -107,8 +107,8 @@ static void open_default(tutti_world *world, tutti_device kind, const char *chos
     (void)tu_error_restore(&before);
 }
 
-/* Every open backend of the kind that has an executor, the one with the kind's memory first; its streams serve all. In a
- * group of several hosts the kind's own backend comes last, since it may not be able to map members there. */
+/* Every open backend of the kind that has an executor, the one with the kind's memory first; its streams serve all. In
+ * a group of several hosts the kind's own backend comes last, since it may not be able to map members there. */
 static tutti_status make_kind(const tutti_group *group, tutti_device kind, device_group **made) {
     tu_backend_opened backends[TU_EXECUTORS];
     device_group *on_device = calloc(1, sizeof *on_device);

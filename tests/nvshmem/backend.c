@@ -303,6 +303,51 @@ TEST(a_library_that_does_not_start_says_what_to_look_at) {
     be_ill((illness){ "refuses", TUTTI_ERROR_BACKEND, "NVSHMEM_DEBUG=INFO" });
 }
 
+/* The others wait for rank 1 inside of NVSHMEM: they hear of it at once, long before their deadline. */
+static void open_without_one(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_call patient = TUTTI_CALL_INIT;
+    patient.timeout_ns = INT64_C(600000000000);
+    CHECK_STATUS(tutti_backend_open(world, "nvshmem", &patient), TUTTI_ERROR_BACKEND);
+    CHECK_MESSAGE("does not start on rank 1");
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));           /* the world goes on without */
+    CHECK(tutti_backend_open(world, "nvshmem", &patient) != TUTTI_OK); /* and all say so alike */
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+}
+
+TEST(a_library_that_does_not_start_on_one_rank_is_told_to_all_at_once) {
+    need();
+    if (!backends_standin())
+        SKIP("only a stand-in can be made ill");
+    setenv("STANDIN_NVSHMEM", "refuses one", 1);
+    test_processes(3, open_without_one, NULL);
+    _exit(0);
+}
+
+static void team_without_one(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_call patient = TUTTI_CALL_INIT;
+    tutti_group *pair = make_group(world, (int[]){ 0, 1 }, 2);
+    int32_t team;
+    patient.timeout_ns = INT64_C(600000000000);
+    open_backend(world);
+    if (pair != TUTTI_NON_GROUP_MEMBER) {
+        CHECK_STATUS(tutti_backend_team(pair, "nvshmem", &patient, &team), TUTTI_ERROR_BACKEND);
+        CHECK_MESSAGE("no team for member 1");
+        tutti_group_release(pair);
+    }
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+}
+
+TEST(a_team_that_one_member_does_not_get_is_told_to_all_at_once) {
+    need();
+    if (!backends_standin())
+        SKIP("only a stand-in can be made ill");
+    setenv("STANDIN_NVSHMEM", "no team", 1);
+    test_processes(3, team_without_one, NULL);
+    _exit(0);
+}
+
 TEST(a_library_without_memory_on_one_rank_fails_all) {
     be_ill((illness){ "full", TUTTI_ERROR_MEMORY, "TUTTI_NVSHMEM_HEAP" });
 }
@@ -622,7 +667,7 @@ TEST(a_module_of_the_program_is_made_ready_for_the_functions_of_nvshmem) {
 enum {
     ALIKE,
     APART,     /* at different offsets */
-    NOT_MAPPED /* so that nobody can load from them */
+    NOT_MAPPED /* and nobody can load from them */
 };
 
 static void exchange_rows(tutti_world *world, void *argument) {
@@ -652,17 +697,8 @@ static void exchange_rows(tutti_world *world, void *argument) {
     layout.out = data + rows * sizeof(float);
     layout.out_rows = rows;
     layout.dtype = TUTTI_F32;
-    tutti_status status =
-        tutti_all_to_all_vdev(group, &layout, (int64_t *)(data + splits_at), (int64_t *)(data + splits_at + 512), NULL);
-    if (where == NOT_MAPPED) { /* peers pull from where the input lies, and cannot */
-        CHECK_EQ(status, TUTTI_ERROR_UNSUPPORTED);
-        CHECK_MESSAGE("must be mapped");
-        tutti_peers_release(peers);
-        tutti_memory_release(memory);
-        tutti_memory_release(other);
-        return;
-    }
-    CHECK_OK(status);
+    CHECK_OK(tutti_all_to_all_vdev(group, &layout, (int64_t *)(data + splits_at), (int64_t *)(data + splits_at + 512),
+                                   NULL));
     read_back(peers, rows * sizeof(float), out, sizeof out);
     read_back(peers, splits_at + 512, got, sizeof(int64_t) * 2 * (size_t)size);
     CHECK_OK(tutti_group_check(group));
@@ -695,7 +731,7 @@ TEST(rows_are_pulled_from_blocks_at_different_offsets) {
     _exit(0);
 }
 
-TEST(rows_that_peers_cannot_pull_are_refused_with_the_reason) {
+TEST(rows_whose_splits_are_data_go_to_ranks_that_are_not_mapped) {
     need();
     setenv("TUTTI_NVSHMEM_MAP", "0", 1);
     test_processes(backends_ranks(), exchange_rows, &(int){ NOT_MAPPED });
@@ -776,5 +812,52 @@ TEST(rows_go_to_experts_by_aligned_places_and_back) {
 TEST(rows_go_to_experts_and_back_from_blocks_at_different_offsets) {
     need();
     test_processes(backends_ranks(), shuffle_to_experts_and_back, &(int){ APART });
+    _exit(0);
+}
+
+TEST(rows_go_to_experts_and_back_among_ranks_that_are_not_mapped) {
+    need();
+    setenv("TUTTI_NVSHMEM_MAP", "0", 1);
+    test_processes(backends_ranks(), shuffle_to_experts_and_back, &(int){ NOT_MAPPED });
+    _exit(0);
+}
+
+/* Rank 0 says that it has more rows than it has: nobody writes beyond anything, and all hear of it. */
+static void exceed(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_world_rank(world), size = tutti_world_size(world);
+    tutti_memory *memory;
+    tutti_peers *peers;
+    open_backend(world);
+    CHECK_OK(tutti_memory_alloc(world, 65536, &on_gpu, &memory));
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    char *data = tutti_memory_data(memory);
+    int64_t splits[16];
+    for (int i = 0; i < size; i++)
+        splits[i] = rank == 0 ? 40 : 1;
+    CHECK_OK(tutti_peers_put(peers, rank, 4096, splits, sizeof(int64_t) * (size_t)size, NULL));
+    tutti_rows layout = TUTTI_ROWS_INIT;
+    layout.in = data;
+    layout.in_rows = layout.out_rows = 64;
+    layout.out = data + 1024;
+    layout.dtype = TUTTI_F32;
+    tutti_status status =
+        tutti_all_to_all_vdev(group, &layout, (int64_t *)(data + 4096), (int64_t *)(data + 8192), NULL);
+    while (status == TUTTI_OK) {
+        usleep(500);
+        status = tutti_group_check(group);
+    }
+    CHECK_EQ(status, TUTTI_ERROR_RANGE);
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}
+
+TEST(rows_beyond_the_input_are_out_of_range_on_all_ranks) {
+    need();
+    for (int mapped = 0; mapped < 2; mapped++) {
+        setenv("TUTTI_NVSHMEM_MAP", mapped ? "1" : "0", 1);
+        test_processes(2, exceed, NULL);
+    }
     _exit(0);
 }

@@ -22,13 +22,11 @@ tutti_status tu_cuda_agree(const tu_backend_host *host, tutti_group *group, cons
         return host->error(TUTTI_ERROR_MEMORY, "out of memory for a group of %d ranks", size);
     tutti_status met = host->exchange(group, purpose, &mine, sizeof mine, -1, deadline, all, NULL);
     for (int i = 0; met == TUTTI_OK && i < size; i++) {
-        if (own != TUTTI_OK)
-            met = own; /* its message stands */
-        else if (all[i].status != TUTTI_OK) {
-            met = host->error((tutti_status)all[i].status, "member %d: %.251s", i, all[i].words);
-            host->error_at_fault(i);
-        }
+        if (all[i].status == TUTTI_OK)
+            continue;
+        met = host->error((tutti_status)all[i].status, "member %d: %.251s", i, all[i].words);
+        host->error_at_fault(i);
     }
     free(all);
-    return met;
+    return met != TUTTI_OK && own != TUTTI_OK ? host->error(own, "%.251s", mine.words) : met;
 }

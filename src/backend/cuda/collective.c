@@ -773,8 +773,8 @@ static tutti_status run_shape(tu_cuda_collective *collective, tu_device_task *ta
     return collective->cuda->host->error(TUTTI_ERROR_UNSUPPORTED, "%s does not run on a GPU", task->name);
 }
 
-/* Members of a block that are not mapped here, as another backend may have them, cannot be reached by address: it counts
- * as any other memory. */
+/* Members of a block that are not mapped here, as another backend may have them, cannot be reached by address: it
+ * counts as any other memory. */
 static void forget_unmapped(tu_device_place *place) {
     uint64_t base = 1, stride;
     if (place->map != NULL)

@@ -42,23 +42,30 @@ static CUresult resident_blocks(tu_cuda *cuda, tu_cuda_device *device, int *bloc
     return CUDA_SUCCESS;
 }
 
-/* Tells the members about this rank's device and hears about theirs: how many blocks, and who shares this process. */
-static tutti_status introduce(tu_cuda_collective *collective, int64_t deadline) {
+/* What this rank says of itself. */
+static tutti_status describe(tu_cuda_collective *collective, introduction *mine) {
     tu_cuda *cuda = collective->cuda;
-    introduction mine = { .uuid = collective->device->uuid, .pid = (int32_t)getpid() }, *all = NULL;
+    int blocks = 0;
+    *mine = (introduction){ .uuid = collective->device->uuid, .pid = (int32_t)getpid() };
+    tutti_status status = tu_cuda_enter(cuda, collective->device);
+    if (status != TUTTI_OK)
+        return status;
+    CUresult result = resident_blocks(cuda, collective->device, &blocks);
+    tu_cuda_leave(cuda);
+    mine->blocks = blocks;
+    return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, "asking for occupancy");
+}
+
+/* Tells the members about this rank's device and hears about theirs: how many blocks, and who shares this process. */
+static tutti_status introduce(tu_cuda_collective *collective, introduction mine, int64_t deadline) {
+    tu_cuda *cuda = collective->cuda;
+    introduction *all = calloc((size_t)collective->size, sizeof *all);
     size_t pairs = (size_t)collective->size * (size_t)collective->size;
     tu_cuda_lockstep *own = calloc(1, sizeof *own + pairs * 2 * sizeof own->messages[0]);
-    tutti_status status = tu_cuda_enter(cuda, collective->device);
-    if (status == TUTTI_OK) {
-        int blocks;
-        CUresult result = resident_blocks(cuda, collective->device, &blocks);
-        mine.blocks = blocks;
-        tu_cuda_leave(cuda);
-        if (result != CUDA_SUCCESS)
-            status = tu_cuda_error(cuda, result, "asking for occupancy");
-    }
-    if (status == TUTTI_OK && (own == NULL || (all = calloc((size_t)collective->size, sizeof *all)) == NULL))
-        status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on GPU %d", collective->device_index);
+    tutti_status status =
+        own != NULL && all != NULL
+            ? TUTTI_OK
+            : cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on GPU %d", collective->device_index);
     if (status != TUTTI_OK)
         goto free_own;
     mine.step = (uint64_t)(uintptr_t)own;
@@ -141,31 +148,26 @@ static tu_cuda_layout lay_out(int size) {
 }
 
 /* Tells the others about this rank's control block and maps theirs. */
-static tutti_status share_control(tu_cuda_collective *collective, int64_t deadline) {
+static tutti_status share_control(tu_cuda_collective *collective, const tu_backend_ticket *ticket, int64_t deadline) {
     tu_cuda *cuda = collective->cuda;
     size_t count = (size_t)collective->size;
-    tu_backend_ticket ticket = { .fd = -1 }, *tickets = calloc(count, sizeof *tickets);
-    unsigned char *payloads = malloc(count * sizeof ticket.bytes);
+    tu_backend_ticket *tickets = calloc(count, sizeof *tickets);
+    unsigned char *payloads = malloc(count * sizeof ticket->bytes);
     int *fds = malloc(count * sizeof *fds);
     tutti_status status = TUTTI_OK;
     if (tickets == NULL || payloads == NULL || fds == NULL)
         status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on GPU %d", collective->device_index);
     if (status == TUTTI_OK)
-        status = tu_cuda_export(cuda, &collective->control, &ticket);
-    if (status != TUTTI_OK)
-        goto free_lists;
-    status = cuda->host->exchange(collective->group, "device control", ticket.bytes, sizeof ticket.bytes, ticket.fd,
-                                  deadline, payloads, fds);
+        status = cuda->host->exchange(collective->group, "device control", ticket->bytes, sizeof ticket->bytes,
+                                      ticket->fd, deadline, payloads, fds);
     if (status == TUTTI_OK) {
         for (size_t i = 0; i < count; i++) {
-            memcpy(tickets[i].bytes, payloads + i * sizeof ticket.bytes, sizeof ticket.bytes);
+            memcpy(tickets[i].bytes, payloads + i * sizeof ticket->bytes, sizeof ticket->bytes);
             tickets[i].fd = fds[i];
         }
         status = tu_cuda_import(cuda, collective->group, &collective->control, collective->rank, collective->size,
                                 tickets, &collective->map);
     }
-    tu_cuda_unexport(cuda, &collective->control, &ticket);
-free_lists:
     free(fds);
     free(payloads);
     free(tickets);
@@ -187,7 +189,7 @@ static tutti_status begin_table(tu_cuda_collective *collective) {
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, "making a group's tables");
 }
 
-static tutti_status make_control(tu_cuda_collective *collective, int64_t deadline) {
+static tutti_status make_control(tu_cuda_collective *collective, tu_backend_ticket *ticket) {
     tu_cuda *cuda = collective->cuda;
     collective->layout = lay_out(collective->size);
     tu_backend_request request = { .bytes = collective->layout.bytes,
@@ -197,14 +199,10 @@ static tutti_status make_control(tu_cuda_collective *collective, int64_t deadlin
     tutti_status status = tu_cuda_allocate(cuda, &request, &collective->control);
     if (status != TUTTI_OK)
         return status;
-    status = share_control(collective, deadline);
-    if (status != TUTTI_OK) {
+    status = tu_cuda_export(cuda, &collective->control, ticket);
+    if (status != TUTTI_OK)
         tu_cuda_free(cuda, &collective->control);
-        return status;
-    }
-    tu_cuda_map_plan(&collective->map, &collective->base, &collective->stride);
-    collective->own = collective->base + (uint64_t)collective->rank * collective->stride;
-    return TUTTI_OK;
+    return status;
 }
 
 /* ---- life ---- */
@@ -233,13 +231,8 @@ static tutti_status check_size(const tu_cuda_collective *collective) {
                                          TU_CUDA_RANKS);
 }
 
-/* Nobody launches before all are done with allocating, which may wait for the device. */
-static tutti_status await_all(tu_cuda_collective *collective, int64_t deadline) {
-    unsigned char mine = 1, all[TU_CUDA_RANKS];
-    return collective->cuda->host->exchange(collective->group, "device ready", &mine, 1, -1, deadline, all, NULL);
-}
-
-static tutti_status build(tu_cuda_collective *collective, int64_t deadline) {
+/* What this rank can do before it hears of the others. */
+static tutti_status begin(tu_cuda_collective *collective, introduction *mine, tu_backend_ticket *ticket) {
     tu_cuda *cuda = collective->cuda;
     tutti_status status = check_size(collective);
     if (status == TUTTI_OK)
@@ -247,20 +240,42 @@ static tutti_status build(tu_cuda_collective *collective, int64_t deadline) {
     if (status == TUTTI_OK)
         status = tu_cuda_group_get(cuda, collective->group, collective->device_index, &collective->on);
     if (status == TUTTI_OK)
-        status = introduce(collective, deadline);
+        status = describe(collective, mine);
+    return status == TUTTI_OK ? make_control(collective, ticket) : status;
+}
+
+/* What needs the others: all have come so far. */
+static tutti_status meet(tu_cuda_collective *collective, const introduction *mine, const tu_backend_ticket *ticket,
+                         int64_t deadline) {
+    tutti_status status = introduce(collective, *mine, deadline);
+    if (status == TUTTI_OK)
+        status = share_control(collective, ticket, deadline);
     if (status != TUTTI_OK)
         return status;
-    status = make_control(collective, deadline);
-    if (status != TUTTI_OK)
-        goto drop_step;
-    status = begin_table(collective);
+    tu_cuda_map_plan(&collective->map, &collective->base, &collective->stride);
+    collective->own = collective->base + (uint64_t)collective->rank * collective->stride;
+    return begin_table(collective);
+}
+
+/* A rank that cannot go on tells the others so, instead of leaving them to their deadline; and nobody launches before
+ * all are done with allocating, which may wait for the device. */
+static tutti_status build(tu_cuda_collective *collective, int64_t deadline) {
+    tu_cuda *cuda = collective->cuda;
+    introduction mine;
+    tu_backend_ticket ticket = { .fd = -1 };
+    tutti_status own = begin(collective, &mine, &ticket);
+    tutti_status status = tu_cuda_agree(cuda->host, collective->group, "device begin", deadline, own);
     if (status == TUTTI_OK)
-        status = await_all(collective, deadline);
+        status = tu_cuda_agree(cuda->host, collective->group, "device ready", deadline,
+                               meet(collective, &mine, &ticket, deadline));
+    if (own == TUTTI_OK)
+        tu_cuda_unexport(cuda, &collective->control, &ticket);
     if (status == TUTTI_OK)
         return TUTTI_OK;
-    tu_cuda_unmap(cuda, &collective->map);
-    tu_cuda_free(cuda, &collective->control);
-drop_step:
+    if (collective->map.addresses != NULL)
+        tu_cuda_unmap(cuda, &collective->map);
+    if (own == TUTTI_OK)
+        tu_cuda_free(cuda, &collective->control);
     drop_step(collective);
     return status;
 }

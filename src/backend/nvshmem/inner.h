@@ -130,10 +130,14 @@ tutti_status tu_nvshmem_begin(tu_nvshmem *nvshmem);
 void tu_nvshmem_end(tu_nvshmem *nvshmem);
 tutti_status tu_nvshmem_join(void *state, tutti_group *world, int64_t deadline);
 tutti_status tu_nvshmem_grow(void *state, tutti_group *world, size_t bytes, int64_t deadline);
-/* Makes a call that may never come back on a thread of its own, and waits for it until the deadline or the end of the
- * group. A call that does not come back costs the backend its use, and its thread. */
+/* Whether a call of NVSHMEM went well, by what it left in its argument; writes the error. */
+typedef tutti_status tu_nvshmem_outcome(const tu_nvshmem *nvshmem, const void *argument);
+/* Makes a call that may never come back on a thread of its own, with all members of the group, and waits until it is
+ * through on all, or failed on one of them (`outcome`; NULL: it cannot): that fails all at once, as the deadline and
+ * the end of the group do. A call that does not come back costs the backend its use, and its thread. */
 tutti_status tu_nvshmem_enter(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, const char *what,
-                              void (*act)(tu_nvshmem *nvshmem, void *argument), void *argument, size_t argument_bytes);
+                              void (*act)(tu_nvshmem *nvshmem, void *argument), tu_nvshmem_outcome *outcome,
+                              void *argument, size_t argument_bytes);
 
 /* ---- heap.c ---- */
 /* With heap_lock held. */

@@ -4,8 +4,9 @@
  *
  * NVSHMEM waits for every process without a deadline. So the ranks first tell each other what they are and what they
  * have (another exchange, before this one, has shown that all can), and every call that waits for others is made on a
- * thread of its own, which is left behind when the deadline passes or a rank dies meanwhile. What one rank can find out
- * alone belongs to tu_nvshmem_begin: it fails before anybody waits for it.
+ * thread of its own. Meanwhile the ranks tell each other how far they are: that thread is left behind when one of them
+ * fails or dies, or the deadline passes. What one rank can find out alone belongs to tu_nvshmem_begin: it fails before
+ * anybody waits for it.
  *
  * A process can enter NVSHMEM once. The memory of the heap is made by all and could only be given back by all at once,
  * while a world is closed by each rank alone: so slabs stay with the process, and a later world of the same ranks uses
@@ -44,6 +45,8 @@ typedef struct visit {
     char argument[1024]; /* a copy, since the caller may be gone */
 } visit;
 
+typedef tu_nvshmem_outcome outcome;
+
 static void *visit_main(void *opaque) {
     visit *visit = opaque;
     CUcontext before;
@@ -70,31 +73,100 @@ static tutti_status start(visit *visit) {
     return TUTTI_OK;
 }
 
-/* Looks every half millisecond whether the call is over, and at the ranks every 20. */
-static tutti_status await(visit *visit, tutti_group *group, int64_t deadline, const char *what) {
+/* How far a rank is in a call that all are in. */
+typedef enum state {
+    INSIDE,
+    THROUGH,
+    FAILED,
+    EXPIRED /* its deadline has passed: nobody waits any longer */
+} state;
+
+typedef struct progress {
+    int32_t state;
+    int32_t status;  /* of one that failed … */
+    char words[248]; /* … and why */
+} progress;
+
+/* Waits for the own call, but no longer than until then. */
+static bool is_through(const visit *visit, int64_t until) {
     const tu_backend_host *host = visit->nvshmem->cuda.host;
-    int64_t next_look = host->now() + 20000000;
-    tutti_status status = TUTTI_OK;
-    while (atomic_load_explicit(&visit->done, memory_order_acquire) == 0 && status == TUTTI_OK) {
+    bool through;
+    while (!(through = atomic_load_explicit(&visit->done, memory_order_acquire) != 0) && host->now() < until)
         nanosleep(&(struct timespec){ .tv_nsec = 500000 }, NULL);
-        int64_t now = host->now();
-        if (now > deadline)
-            status = host->error(TUTTI_ERROR_TIMEOUT,
-                                 "timeout: %s did not come back until the deadline: is a rank missing in NVSHMEM, or "
-                                 "does its network not work (NVSHMEM_DEBUG=INFO, NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME)?",
-                                 what);
-        else if (now > next_look) {
-            next_look = now + 20000000;
-            status = host->group_look(group);
-            if (status == TUTTI_OK && atomic_load_explicit(host->group_state(group), memory_order_acquire) != 0)
-                status = host->group_cause(group);
-        }
+    return through;
+}
+
+/* What this rank says in a round. */
+static progress look(visit *visit, int64_t until, int64_t deadline, outcome *outcome) {
+    const tu_backend_host *host = visit->nvshmem->cuda.host;
+    progress mine = { .state = INSIDE };
+    if (is_through(visit, until)) {
+        tutti_status status = outcome != NULL ? outcome(visit->nvshmem, visit->argument) : TUTTI_OK;
+        mine.state = status == TUTTI_OK ? THROUGH : FAILED;
+        mine.status = (int32_t)status;
+        if (status != TUTTI_OK)
+            snprintf(mine.words, sizeof mine.words, "%s", host->error_message());
+    } else if (host->now() > deadline) {
+        mine.state = EXPIRED;
     }
+    return mine;
+}
+
+/* What all said: whether it is over, and how. */
+static tutti_status judge(const tu_backend_host *host, const progress *all, int size, const char *what, bool *over) {
+    bool expired = false, inside = false;
+    for (int i = 0; i < size; i++) {
+        if (all[i].state == FAILED) {
+            tutti_status status = host->error((tutti_status)all[i].status, "%.247s", all[i].words);
+            host->error_at_fault(i);
+            *over = true;
+            return status;
+        }
+        expired = expired || all[i].state == EXPIRED;
+        inside = inside || all[i].state == INSIDE;
+    }
+    *over = expired || !inside;
+    return !expired ? TUTTI_OK
+                    : host->error(TUTTI_ERROR_TIMEOUT,
+                                  "timeout: %s did not come back until the deadline: is a rank missing in NVSHMEM, or "
+                                  "does its network not work (NVSHMEM_DEBUG=INFO, NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME)?",
+                                  what);
+}
+
+#define FIRST_ROUND INT64_C(5000000) /* ns until the ranks tell each other first, then twice as long each time … */
+#define LONGEST_ROUND INT64_C(160000000)
+#define SLACK INT64_C(2000000000) /* … and how much later than the deadline they may be told that it has passed */
+
+/* Rounds of exchanges, while the call is made on its own thread: so a rank that fails in it, or dies, is known to those
+ * who would wait for it inside of NVSHMEM. */
+static tutti_status await(visit *visit, tutti_group *group, int64_t deadline, const char *what, outcome *outcome) {
+    const tu_backend_host *host = visit->nvshmem->cuda.host;
+    int size = host->group_size(group);
+    progress *all = calloc((size_t)size, sizeof *all);
+    if (all == NULL)
+        return host->error(TUTTI_ERROR_MEMORY, "out of memory for a call of NVSHMEM");
+    tutti_status status = TUTTI_OK;
+    bool over = false;
+    for (int64_t round = FIRST_ROUND; status == TUTTI_OK && !over;
+         round = round < LONGEST_ROUND ? 2 * round : LONGEST_ROUND) {
+        progress mine = look(visit, host->now() + round, deadline, outcome);
+        status = host->exchange(group, what, &mine, sizeof mine, -1, deadline + SLACK, all, NULL);
+        if (status == TUTTI_OK)
+            status = judge(host, all, size, what, &over);
+    }
+    free(all);
     return status;
 }
 
+/* Of a call that was never made. */
+static tutti_status without_thread(const tu_nvshmem *nvshmem, const void *argument) {
+    (void)argument;
+    return nvshmem->cuda.host->error(TUTTI_ERROR_MEMORY, "rank %d has no thread for a call of NVSHMEM", nvshmem->rank);
+}
+
 tutti_status tu_nvshmem_enter(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, const char *what,
-                              void (*act)(tu_nvshmem *nvshmem, void *argument), void *argument, size_t argument_bytes) {
+                              void (*act)(tu_nvshmem *nvshmem, void *argument), outcome *outcome, void *argument,
+                              size_t argument_bytes) {
     const tu_backend_host *host = nvshmem->cuda.host;
     if (nvshmem->lost)
         return host->error(TUTTI_ERROR_STATE,
@@ -108,12 +180,11 @@ tutti_status tu_nvshmem_enter(tu_nvshmem *nvshmem, tutti_group *group, int64_t d
     visit->act = act;
     visit->context = nvshmem->device->context;
     memcpy(visit->argument, argument, argument_bytes);
-    tutti_status status = start(visit);
-    if (status != TUTTI_OK) {
-        free(visit);
-        return status;
+    if (start(visit) != TUTTI_OK) {
+        outcome = without_thread;
+        atomic_store_explicit(&visit->done, 1, memory_order_release);
     }
-    status = await(visit, group, deadline, what);
+    tutti_status status = await(visit, group, deadline, what, outcome);
     int none = 0;
     if (status != TUTTI_OK &&
         atomic_compare_exchange_strong_explicit(&visit->done, &none, 2, memory_order_acq_rel, memory_order_acquire)) {
@@ -161,6 +232,7 @@ typedef struct presence {
     int32_t pe, pe_count;
     int32_t version;
     int32_t kept; /* slabs that this process has from an earlier world */
+    int32_t lost; /* a call did not come back */
     uint64_t heap;
     tu_nvshmem_id id; /* rank 0's */
     int32_t id_result;
@@ -177,6 +249,13 @@ static tutti_status compare(const tu_nvshmem *nvshmem, const presence *all) {
     bool entered = first->status >= TU_NVSHMEM_INITIALISED;
     for (int i = 0; i < nvshmem->size; i++) {
         const presence *one = &all[i];
+        if (one->lost != 0)
+            return differ(host,
+                          host->error(TUTTI_ERROR_STATE,
+                                      "an earlier call of NVSHMEM did not come back on rank %d: the process must end "
+                                      "first",
+                                      i),
+                          i);
         if (one->heap != first->heap)
             return differ(host,
                           host->error(TUTTI_ERROR_MISMATCH,
@@ -215,6 +294,7 @@ static void introduce(tu_nvshmem *nvshmem, presence *mine) {
     *mine = (presence){ .status = library->nvshmemx_init_status(), .version = library->version, .heap = nvshmem->heap };
     pthread_mutex_lock(&process_lock);
     mine->kept = process.slab_count;
+    mine->lost = process.lost;
     pthread_mutex_unlock(&process_lock);
     if (mine->status >= TU_NVSHMEM_INITIALISED) {
         mine->pe = library->nvshmem_my_pe();
@@ -243,6 +323,17 @@ static void init_library(tu_nvshmem *nvshmem, void *argument) {
         entering->result = nvshmem->library->nvshmemx_hostlib_init_attr(TU_NVSHMEM_BY_UNIQUE_ID, &init);
 }
 
+static tutti_status entered(const tu_nvshmem *nvshmem, const void *argument) {
+    const entering *entering = argument;
+    return entering->result == 0
+               ? TUTTI_OK
+               : nvshmem->cuda.host->error(
+                     TUTTI_ERROR_BACKEND,
+                     "NVSHMEM does not start on rank %d (nvshmemx_hostlib_init_attr: %d): NVSHMEM_DEBUG=INFO says why; "
+                     "without a network NVSHMEM_REMOTE_TRANSPORT=none helps",
+                     entering->rank, entering->result);
+}
+
 static const char *status_text(int status) {
     return status == TU_NVSHMEM_LIMITED_SHARING
                ? "several processes share a GPU without enough of MPS: memory, puts and signals work, teams do not"
@@ -256,14 +347,8 @@ static tutti_status enter_library(tu_nvshmem *nvshmem, tutti_group *group, int64
     tutti_status status = TUTTI_OK;
     if (all[0].status < TU_NVSHMEM_INITIALISED) {
         entering entering = { .id = all[0].id, .rank = nvshmem->rank, .size = nvshmem->size };
-        status = tu_nvshmem_enter(nvshmem, group, deadline, "the initialisation of NVSHMEM", init_library, &entering,
-                                  sizeof entering);
-        if (status == TUTTI_OK && entering.result != 0)
-            status =
-                host->error(TUTTI_ERROR_BACKEND,
-                            "NVSHMEM does not start (nvshmemx_hostlib_init_attr: %d): NVSHMEM_DEBUG=INFO says why; "
-                            "without a network NVSHMEM_REMOTE_TRANSPORT=none helps",
-                            entering.result);
+        status = tu_nvshmem_enter(nvshmem, group, deadline, "the initialisation of NVSHMEM", init_library, entered,
+                                  &entering, sizeof entering);
     }
     if (status != TUTTI_OK)
         return status;
@@ -322,7 +407,7 @@ static tutti_status reserve_slab(tu_nvshmem *nvshmem, tutti_group *group, size_t
     if (tu_nvshmem_slab_count(nvshmem) == TU_NVSHMEM_SLABS)
         return add_slab(nvshmem, NULL, bytes); /* says so */
     tutti_status status =
-        tu_nvshmem_enter(nvshmem, group, deadline, "nvshmem_malloc", reserve, &reserving, sizeof reserving);
+        tu_nvshmem_enter(nvshmem, group, deadline, "nvshmem_malloc", reserve, NULL, &reserving, sizeof reserving);
     if (status == TUTTI_OK)
         status = agree_on_slab(nvshmem, group, bytes, deadline, reserving.base != NULL);
     if (status == TUTTI_OK)
@@ -351,7 +436,12 @@ static tutti_status find_slabs(tu_nvshmem *nvshmem, tutti_group *group, int kept
 
 tutti_status tu_nvshmem_grow(void *state, tutti_group *world, size_t bytes, int64_t deadline) {
     tu_nvshmem *nvshmem = state;
-    return reserve_slab(nvshmem, world, (bytes + 511) / 512 * 512, deadline);
+    const tu_backend_host *host = nvshmem->cuda.host;
+    tutti_status own = !nvshmem->lost ? TUTTI_OK
+                                      : host->error(TUTTI_ERROR_STATE, "an earlier call of NVSHMEM did not come back: "
+                                                                       "the process must end first");
+    tutti_status status = tu_cuda_agree(host, world, "growing NVSHMEM's heap", deadline, own);
+    return status == TUTTI_OK ? reserve_slab(nvshmem, world, (bytes + 511) / 512 * 512, deadline) : status;
 }
 
 /* ---- kernels ---- */

@@ -148,8 +148,10 @@ static tutti_status by_bounce(tu_nvshmem *nvshmem, const transfer *transfer) {
             result = driver->cuMemcpyAsync(mine, bounce, bytes, transfer->stream);
         done += bytes;
     }
-    if (status == TUTTI_OK && result == CUDA_SUCCESS)
-        result = driver->cuEventRecord(nvshmem->bounced, transfer->stream);
+    if (status == TUTTI_OK) { /* also behind one that broke off: what it has put into the stream uses the bounce */
+        CUresult recorded = driver->cuEventRecord(nvshmem->bounced, transfer->stream);
+        result = result == CUDA_SUCCESS ? recorded : result;
+    }
     return status != TUTTI_OK || result == CUDA_SUCCESS
                ? status
                : tu_cuda_error(&nvshmem->cuda, result, transfer->is_put ? "a put" : "a get");

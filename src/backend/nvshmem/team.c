@@ -31,9 +31,21 @@ static void init_team(tu_nvshmem *nvshmem, void *argument) {
                                                           making->size, making->rank);
 }
 
+static tutti_status made(const tu_nvshmem *nvshmem, const void *argument) {
+    const making *making = argument;
+    return making->result == 0 && making->team >= 0
+               ? TUTTI_OK
+               : nvshmem->cuda.host->error(TUTTI_ERROR_BACKEND,
+                                           "NVSHMEM makes no team for member %d of a group (nvshmemx_team_init: %d)",
+                                           making->rank, making->result);
+}
+
 /* Why this rank cannot have one more; TUTTI_OK: it can. */
 static tutti_status refusal(const tu_nvshmem *nvshmem) {
     const tu_backend_host *host = nvshmem->cuda.host;
+    if (nvshmem->lost)
+        return host->error(TUTTI_ERROR_STATE,
+                           "an earlier call of NVSHMEM did not come back: the process must end first");
     if (nvshmem->status == TU_NVSHMEM_LIMITED_SHARING)
         return host->error(TUTTI_ERROR_UNSUPPORTED,
                            "NVSHMEM has no teams where processes share a GPU, unless MPS runs and the "
@@ -79,34 +91,8 @@ static tutti_status make(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadli
         .team = -1
     };
     tutti_status status =
-        tu_nvshmem_enter(nvshmem, group, deadline, "nvshmemx_team_init", init_team, &making, sizeof making);
-    if (status == TUTTI_OK && (making.result != 0 || making.team < 0))
-        status = host->error(TUTTI_ERROR_BACKEND, "NVSHMEM makes no team for group %s (nvshmemx_team_init: %d)",
-                             host->group_name(group), making.result);
+        tu_nvshmem_enter(nvshmem, group, deadline, "nvshmemx_team_init", init_team, made, &making, sizeof making);
     *team = making.team;
-    return status;
-}
-
-/* Whether all members have it: a team that one of them lacks is kept by nobody, since the next group of the same
- * members would wait for that one in NVSHMEM. */
-static tutti_status agree(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, tutti_status own) {
-    const tu_backend_host *host = nvshmem->cuda.host;
-    int size = host->group_size(group);
-    int32_t mine = (int32_t)own, *all = calloc((size_t)size, sizeof *all);
-    if (all == NULL)
-        return host->error(TUTTI_ERROR_MEMORY, "out of memory for a team");
-    tutti_status status = nvshmem->lost
-                              ? own /* the group has ended, or its time is over: nobody comes to an exchange */
-                              : host->exchange(group, "a team of NVSHMEM", &mine, sizeof mine, -1, deadline, all, NULL);
-    for (int i = 0; status == TUTTI_OK && i < size; i++) {
-        if (all[i] == TUTTI_OK)
-            continue;
-        status = own != TUTTI_OK ? own
-                                 : host->error((tutti_status)all[i], "member %d of group %s got no team of NVSHMEM", i,
-                                               host->group_name(group));
-        host->error_at_fault(i);
-    }
-    free(all);
     return status;
 }
 
@@ -172,15 +158,15 @@ tutti_status tu_nvshmem_team_get(tu_nvshmem *nvshmem, tutti_group *group, int64_
         mine.refused = TUTTI_ERROR_BACKEND;
     tutti_status status = host->exchange(group, "a team of NVSHMEM", &mine, sizeof mine, -1, deadline, offers, NULL);
     bool everybody = status == TUTTI_OK && own != TUTTI_ERROR_UNSUPPORTED && is_everybody(nvshmem, offers, size);
-    bool made = status == TUTTI_OK && !everybody && !find_same(nvshmem, offers, size, team);
-    if (made)
+    bool is_new = status == TUTTI_OK && !everybody && !find_same(nvshmem, offers, size, team);
+    if (is_new)
         status = compare(nvshmem, group, offers, own);
     if (everybody)
         *team = TU_NVSHMEM_TEAM_WORLD;
-    else if (made && status == TUTTI_OK)
-        status = agree(nvshmem, group, deadline, make(nvshmem, group, deadline, offers, team));
+    else if (is_new && status == TUTTI_OK)
+        status = make(nvshmem, group, deadline, offers, team); /* on all members, or on none */
     if (status == TUTTI_OK)
-        status = keep(nvshmem, group, *team, offers, made);
+        status = keep(nvshmem, group, *team, offers, is_new);
     free(offers);
     return status;
 }

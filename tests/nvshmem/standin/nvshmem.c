@@ -3,8 +3,8 @@
  * A stand-in for NVSHMEM's host library, as libnvshmem_host.so.3: processes of one machine, whose heaps are memory of
  * the driver's stand-in that the others open through /proc. As the real one does, it maps the others' heaps behind its
  * own, beginning with itself; nvshmem_malloc waits for all; what is not mapped has no pointer but can be put
- * to. STANDIN_NVSHMEM in the environment makes it ill: "old", "limited", "refuses" (no start), "hangs" (in
- * nvshmem_malloc, on PE 1), "full" (no memory on PE 1), "small" (none to grow by);
+ * to. STANDIN_NVSHMEM in the environment makes it ill: "old", "limited", "refuses" (no start), "refuses one" (on PE 1),
+ * "hangs" (in nvshmem_malloc, on PE 1), "full" (no memory on PE 1), "small" (none to grow by), "no team" (on PE 1);
  * "dies starting", "dies opening", "dies growing", "dies teaming": PE 1 is killed in that call; "dies putting", "stops
  * putting": in the middle of the third put of a kernel.
  */
@@ -172,6 +172,8 @@ int nvshmemx_hostlib_init_attr(unsigned flags, tu_nvshmem_init *init) {
     common = mmap(NULL, sizeof *common, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
     die("dies starting");
+    if (is("refuses one") && me == 1)
+        return 7; /* the others wait for it */
     if (common == MAP_FAILED || !make_heap() || !map_heaps())
         return 8;
     meet();
@@ -223,6 +225,8 @@ int nvshmemx_team_init(int32_t *team, tu_nvshmem_team_config *config, long mask,
     if (status == TU_NVSHMEM_LIMITED_SHARING)
         _exit(255); /* as the real one */
     die("dies teaming");
+    if (is("no team") && me == 1)
+        return 9;
     if (mask != TU_NVSHMEM_CONFIG_BY_ID || config->id == 0 || rank >= size)
         return 1;
     _Atomic uint32_t *arrived = &common->arrived[512 + config->id];
