@@ -103,8 +103,9 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_memory_set_signal_pad_bytes(tutti_wor
  *
  * Members whose blocks differ in size, pad size, alignment, device or persistent id get TUTTI_ERROR_MISMATCH naming
  * them, and so does everybody else: this agreement ends nothing, and neither does a member that runs out of memory or
- * mappings (all get its status, and its name). A death, a deadline or an abort ends the group. Ranks on different hosts
- * are TUTTI_ERROR_UNSUPPORTED on CPU memory. */
+ * mappings (all get its status, and its name). A death, a deadline or an abort ends the group. Members on other hosts
+ * are not mapped, but reached by the calls of tutti/peers.h; that needs the plug-in tutti-ucx on all of them, else it
+ * is TUTTI_ERROR_UNSUPPORTED, also for everybody. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_memory_rendezvous(tutti_memory *memory, tutti_group *group,
                                                              tutti_peers **peers);
 

@@ -56,7 +56,7 @@ TUTTI_API size_t tutti_peers_pad_bytes(const tutti_peers *peers);   /* of the si
 TUTTI_API int tutti_peers_channels(const tutti_peers *peers);       /* pad bytes / (4 * size), at least 1 */
 
 /* A member's data as mapped here, an address of the block's device; the own rank gives the block's own.
- * NULL for a rank outside [0, size) and where the peer is not mapped. */
+ * NULL for a rank outside [0, size) and where the peer is not mapped, as on another host. */
 TUTTI_API void *tutti_peers_buffer(const tutti_peers *peers, int rank);
 /* A member's signal pad as mapped here; NULL where tutti_peers_buffer is. */
 TUTTI_API void *tutti_peers_signal_pad(const tutti_peers *peers, int rank);
@@ -99,7 +99,8 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_put(tutti_peers *peers, int to,
 TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_put_multicast(tutti_peers *peers, size_t offset, const void *from,
                                                                size_t bytes, const tutti_call *call);
 
-/* Copies from a member's data. Returns when the bytes are there. */
+/* Copies from a member's data. Returns when the bytes are there. From another host only while that member lives and has
+ * its handle: one that has released it is TUTTI_ERROR_STATE. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_peers_get(tutti_peers *peers, int from, size_t offset, void *to,
                                                      size_t bytes, const tutti_call *call);
 

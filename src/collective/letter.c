@@ -23,11 +23,6 @@ _Static_assert(sizeof(head) <= TU_LETTER_HEAD, "the head of a letter must fit");
 
 /* ---- opening ---- */
 
-static void wake(void *argument) {
-    const tu_collective *state = ((const tu_messages *)argument)->state;
-    tu_bell_ring(state->sleepers, state->bells[state->rank]);
-}
-
 static tutti_status find_places(tu_messages *messages) {
     const tutti_group *group = messages->state->group;
     size_t size = (size_t)group->size;
@@ -52,16 +47,6 @@ tutti_status tu_letters_open(tu_messages *messages) {
         return TUTTI_OK;
     tutti_status status = tu_network_group_get(group, &messages->network);
     return status == TUTTI_OK ? find_places(messages) : status;
-}
-
-void tu_letters_listen(tu_messages *messages) {
-    if (messages->network != NULL)
-        tu_network_listen(messages->network, wake, messages);
-}
-
-void tu_letters_close(tu_messages *messages) {
-    if (messages->network != NULL)
-        tu_network_listen(messages->network, NULL, NULL);
 }
 
 void tu_letters_want(tu_messages *messages, int member) {

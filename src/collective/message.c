@@ -96,8 +96,6 @@ static tutti_status get_messages(tu_collective *state, tu_messages **found) {
                                                      memory_order_acquire)) {
             free_messages(messages);
             messages = none;
-        } else {
-            tu_letters_listen(messages);
         }
     }
     *found = messages;
@@ -507,13 +505,11 @@ void tu_messages_end(tu_messages *messages) {
     pthread_cond_broadcast(&messages->changed);
     pthread_mutex_unlock(&messages->lock);
     if (orphan) {
-        tu_letters_close(messages);
         pthread_detach(thread);
         return;
     }
     if (running)
         pthread_join(thread, NULL);
-    tu_letters_close(messages);
     warn_unclaimed(messages);
     free_messages(messages);
 }

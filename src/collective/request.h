@@ -106,9 +106,6 @@ void tu_request_unlist(tu_messages *messages, tu_request *request);
 
 /* Before the channels; nothing to do in a group on one host. */
 tutti_status tu_letters_open(tu_messages *messages);
-/* From here on letters that come wake this rank; until the close. */
-void tu_letters_listen(tu_messages *messages);
-void tu_letters_close(tu_messages *messages);
 /* That there should be a way to a member, if it is on another host; TUTTI_ANY_SOURCE: to all that are. */
 void tu_letters_want(tu_messages *messages, int member);
 /* Looks for these ways, once; never waits for anybody. Of a group across hosts. */

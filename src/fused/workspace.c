@@ -395,6 +395,18 @@ static tutti_status tell_all(tu_fused *state, tutti_status mine) {
     return status;
 }
 
+/* The drivers read and write the others' memory in place. The same on all ranks: each has some on other hosts, or none.
+ */
+static tutti_status check_mapped(const tu_fused *state, const tutti_peers *peers) {
+    for (int rank = 0; rank < state->size; rank++)
+        if (tutti_peers_buffer(peers, rank) == NULL)
+            return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                            "fused operations need all ranks of group \"%s\" on one host: rank %d is on another. "
+                            "Make a group per host (tutti_group_split)",
+                            tutti_group_name(state->group), rank);
+    return TUTTI_OK;
+}
+
 tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t ring_bytes) {
     size_t half = round_up(half_bytes > state->half_bytes ? half_bytes : state->half_bytes),
            ring = ring_bytes > state->ring_bytes ? ring_bytes : state->ring_bytes;
@@ -408,7 +420,10 @@ tutti_status tu_fused_grow(tu_fused *state, size_t half_bytes, size_t ring_bytes
         tell_all(state, tutti_memory_alloc(tutti_group_world(state->group), bytes, &options, &memory));
     if (status == TUTTI_OK)
         status = tutti_memory_rendezvous(memory, state->group, &peers);
+    if (status == TUTTI_OK)
+        status = check_mapped(state, peers);
     if (status != TUTTI_OK) {
+        tutti_peers_release(peers);
         tutti_memory_release(memory);
         return status;
     }

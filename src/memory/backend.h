@@ -141,6 +141,8 @@ typedef struct tu_backend_peers {
     const tu_backend_map *blocks;
     const tu_backend_map *areas; /* signal areas: area_bytes of each member, zeroed before anybody can see it */
     void *local;                 /* the backend's own: attach makes it, detach ends it */
+    uint64_t meeting;            /* number of the rendezvous in the group: the same on all members, and used once */
+    size_t bytes, pad_offset, pad_bytes; /* of the block: its data, and the signal pad behind */
 } tu_backend_peers;
 
 typedef struct tu_backend_call {

@@ -99,6 +99,11 @@ static tutti_status learn(tu_network *network, int rank, const void *value, size
 
 /* ---- messages of the network's own ---- */
 
+void tu_network_wake(const tu_network *network) {
+    const tutti_world *world = network->world;
+    tu_bell_ring(tu_job_sleepers(world->job), tu_job_bell(world->job, world->local_rank));
+}
+
 void tu_network_fragment(tu_network *network, tu_dispatch *dispatch, const tu_network_header *header, const void *data,
                          size_t bytes) {
     bool finished = true;
@@ -194,6 +199,14 @@ static bool arrived(void *owner, const void *bytes_of_header, size_t header_byte
         return false;
     if (header.kind == TU_NETWORK_GOODBYE) {
         network->peers[header.from].gone = true;
+        return false;
+    }
+    if (header.kind == TU_NETWORK_FENCE) { /* what came before it was put in its place */
+        tu_network_own(network, header.from, TU_NETWORK_FENCED, 0, 0, header.offset, NULL, NULL, 0);
+        return false;
+    }
+    if (header.kind == TU_NETWORK_FENCED) {
+        tu_network_fence_arrived(network, header.from, header.offset);
         return false;
     }
     tu_network_group *side = network->groups;

@@ -95,10 +95,8 @@ void tu_network_ask(tu_network_group *side, int member);
 
 /* ---- letters: from one member to another, beside the operations that all members do alike ----
  *
- * What one member sends another comes in order. A letter is a copy, so no memory of the caller's is touched later. Who
- * has letters to take says so once; then `came` is called whenever one came or there is room for more: with the
- * network's lock held, on any thread of the rank, so it only wakes somebody. */
-void tu_network_listen(tu_network_group *side, void (*came)(void *argument), void *argument);
+ * What one member sends another comes in order. A letter is a copy, so no memory of the caller's is touched later.
+ * Whatever comes, and whatever makes room for more, rings this rank's bell. */
 
 /* Connects to a member if it can be found already; never waits for it. */
 tutti_status tu_network_try_reach(tu_network_group *side, int member);
@@ -114,6 +112,53 @@ const void *tu_network_letter(tu_network_group *side, int member, size_t *bytes)
 void tu_network_letter_taken(tu_network_group *side, int member);
 /* Whether there may be letters: one load. */
 bool tu_network_has_letters(const tu_network_group *side);
+
+/* ---- memory that members on other hosts may use: network_memory.c ----
+ *
+ * A window is a block of this rank that was rendezvoused with the group: members write into it and read from it by its
+ * number, and nowhere else. What one member does comes in order; it is done by whichever thread of the owner drives the
+ * network, within the window's bounds. */
+typedef struct tu_network_window {
+    struct tu_network_window *next;
+    tu_network_group *side; /* NULL: not open, or the group's side has ended before it */
+    uint64_t number;        /* the same on all members, and never used again in the group */
+    unsigned char *data;
+    size_t bytes;                     /* that are put and got */
+    size_t words_offset, words_bytes; /* of the 64-bit words that are set */
+    /* A member says something about signals: with the network's lock held. */
+    void (*told)(void *argument, int member, uint32_t what, uint32_t channel, uint32_t value);
+    void *argument;
+} tu_network_window;
+void tu_network_window_open(tu_network_group *side, tu_network_window *window);
+/* Nothing of the window is touched afterwards. */
+void tu_network_window_close(tu_network_window *window);
+/* Another number: what was sent to the old one is dropped. All members do so between two exchanges. */
+void tu_network_window_renew(tu_network_window *window);
+
+/* Into a member's window. False: there is no room, or no way to it any more. At most TU_LETTER_BYTES. */
+bool tu_network_put(tu_network_group *side, int member, uint64_t number, uint64_t offset, const void *from,
+                    size_t bytes);
+bool tu_network_set(tu_network_group *side, int member, uint64_t number, uint64_t offset, uint64_t value);
+void tu_network_tell(tu_network_group *side, int member, uint64_t number, uint32_t what, uint32_t channel,
+                     uint32_t value);
+/* Whether everything that this rank has put has arrived, but for what went to one member: that member knows by the
+ * order of what comes. Asks those of whom it is not known. but: -1 for none. */
+bool tu_network_fenced(tu_network_group *side, int but);
+
+/* Bytes that were asked for. Of the caller; must stay until it is over or tu_network_forget has returned. */
+typedef struct tu_network_fetch {
+    struct tu_network_fetch *next;
+    uint64_t token;
+    int member;
+    unsigned char *to;
+    size_t bytes;
+    _Atomic bool over, refused; /* set with the network's lock held; waits look without it */
+} tu_network_fetch;
+bool tu_network_ask_for(tu_network_group *side, tu_network_fetch *get, int member, uint64_t number, uint64_t offset,
+                        void *to, size_t bytes);
+void tu_network_forget(tu_network_group *side, tu_network_fetch *get);
+
+/* ---- waits of one's own ---- */
 
 /* Drives the network once, without waiting. */
 void tu_network_poll(tu_network_group *side);

@@ -103,7 +103,8 @@ bool tu_network_group_arrived(tu_network_group *side, const tu_network_header *h
         return false;
     switch ((tu_network_kind)header->kind) {
     case TU_NETWORK_TAKEN:
-        side->flows[member].taken += header->offset;
+        if (header->offset <= side->flows[member].sent - side->flows[member].taken) /* more than was sent is no room */
+            side->flows[member].taken += header->offset;
         side->network->settling = true;
         return false;
     case TU_NETWORK_ENDED:
@@ -113,6 +114,9 @@ bool tu_network_group_arrived(tu_network_group *side, const tu_network_header *h
         return tu_network_letter_arrived(side, member, header, data, bytes, parcel);
     case TU_NETWORK_READ:
         tu_network_letter_read(side, member, header->offset);
+        return false;
+    case TU_NETWORK_MEMORY:
+        tu_network_memory_arrived(side, member, header, data, bytes);
         return false;
     case TU_NETWORK_DATA:
     case TU_NETWORK_ASK:
@@ -456,6 +460,7 @@ static void free_side(tu_network_group *side) {
     tu_network_letters_free(side);
     free(side->member_of);
     free(side->flows);
+    free(side->puts);
     free(side);
 }
 
@@ -492,10 +497,12 @@ static tutti_status make_side(void *owner, void **made) {
     if (side != NULL) {
         side->member_of = malloc(size * sizeof *side->member_of);
         side->flows = calloc((size_t)group->size, sizeof *side->flows);
+        side->puts = calloc((size_t)group->size, sizeof *side->puts);
         side->network = network;
         side->group = group;
     }
-    if (side == NULL || side->member_of == NULL || side->flows == NULL || tu_network_letters_make(side) != TUTTI_OK) {
+    if (side == NULL || side->member_of == NULL || side->flows == NULL || side->puts == NULL ||
+        tu_network_letters_make(side) != TUTTI_OK) {
         if (side != NULL)
             free_side(side);
         return tu_error_memory("a group's messages between hosts", size * sizeof(int));
@@ -523,6 +530,8 @@ static void end_side(void *argument) {
     while (*link != side)
         link = &(*link)->next;
     *link = side->next;
+    for (tu_network_window *window = side->windows; window != NULL; window = window->next)
+        window->side = NULL; /* of handles that go with the group, after this */
     while (side->kept != NULL) {
         tu_network_kept *next = side->kept->next;
         tu_network_free_kept(network, side->kept);

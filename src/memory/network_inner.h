@@ -20,7 +20,10 @@ typedef enum tu_network_kind {
     TU_NETWORK_ENDED,     /* the group ended: the data is its tu_cause */
     TU_NETWORK_GOODBYE,   /* the sender closes its world */
     TU_NETWORK_LETTER,
-    TU_NETWORK_READ, /* `offset` more bytes of letters were taken */
+    TU_NETWORK_READ,   /* `offset` more bytes of letters were taken */
+    TU_NETWORK_MEMORY, /* something about a window: `step` says what */
+    TU_NETWORK_FENCE,  /* have `offset` puts of the sender come? Answered by the next when it is their turn */
+    TU_NETWORK_FENCED,
     TU_NETWORK_KINDS
 } tu_network_kind;
 
@@ -51,6 +54,7 @@ typedef struct tu_network_peer {
     size_t address_bytes;
     unsigned char *address;
     char why[160];
+    uint64_t puts, asked, arrived; /* puts to it; up to which it was asked whether they arrived, and said so */
 } tu_network_peer;
 
 struct tu_network {
@@ -70,6 +74,8 @@ struct tu_network {
     bool stirred;             /* something came or left since the last look */
     bool settling;            /* a group has something to send on */
     bool ending, napping;
+    uint64_t tokens;      /* the last that was given to a get */
+    _Atomic int unfenced; /* peers of which it is not known that all puts arrived; written with the lock held */
     pthread_t thread;
     pthread_cond_t leaving; /* the last caller left while the thread naps, or the network ends */
 };
@@ -108,8 +114,9 @@ struct tu_network_group {
     bool owes;
     tu_network_letters *letters;   /* by member */
     _Atomic uint32_t letter_count; /* that were not taken; written with the lock held */
-    void (*came)(void *argument);  /* NULL: nobody listens */
-    void *listener;
+    tu_network_flow *puts;         /* by member */
+    tu_network_window *windows;
+    tu_network_fetch *gets;
 };
 
 /* With the lock held. */
@@ -130,6 +137,11 @@ bool tu_network_group_arrived(tu_network_group *side, const tu_network_header *h
                               void *parcel);
 tu_network_kept *tu_network_keep(const tu_network_header *header, const void *data, size_t bytes, void *parcel);
 void tu_network_group_settle(tu_network_group *side);
+void tu_network_wake(const tu_network *network); /* whoever of this rank sleeps on its bell */
+/* Memory: network_memory.c. Likewise. */
+void tu_network_memory_arrived(tu_network_group *side, int member, const tu_network_header *header, const void *data,
+                               size_t bytes);
+void tu_network_fence_arrived(tu_network *network, int rank, uint64_t puts); /* so many puts of this rank arrived */
 /* Letters: network_letter.c. Likewise. */
 tutti_status tu_network_letters_make(tu_network_group *side);
 void tu_network_letters_free(tu_network_group *side);

@@ -32,18 +32,6 @@ void tu_network_letters_free(tu_network_group *side) {
     free(side->letters);
 }
 
-static void tell(const tu_network_group *side) {
-    if (side->came != NULL)
-        side->came(side->listener);
-}
-
-void tu_network_listen(tu_network_group *side, void (*came)(void *argument), void *argument) {
-    pthread_mutex_lock(&side->network->lock);
-    side->came = came;
-    side->listener = argument;
-    pthread_mutex_unlock(&side->network->lock);
-}
-
 /* ---- writing ---- */
 
 bool tu_network_write(tu_network_group *side, int member, const void *head, size_t head_bytes, tu_letter_fill *fill,
@@ -78,7 +66,7 @@ void tu_network_letter_read(tu_network_group *side, int member, uint64_t bytes) 
     tu_network_letters *letters = &side->letters[member];
     uint64_t ahead = letters->sent - letters->taken;
     letters->taken += bytes < ahead ? bytes : ahead; /* more than was sent is no room */
-    tell(side);
+    tu_network_wake(side->network);
 }
 
 /* ---- taking ---- */
@@ -106,7 +94,7 @@ void tu_network_letter_keep(tu_network_group *side, int member, tu_network_kept 
     letters->end = &kept->next;
     /* Pairs with tu_network_has_letters; the letter itself is read with the lock held. */
     atomic_fetch_add_explicit(&side->letter_count, 1, memory_order_release);
-    tell(side);
+    tu_network_wake(side->network);
 }
 
 bool tu_network_letter_arrived(tu_network_group *side, int member, const tu_network_header *header, const void *data,

@@ -22,6 +22,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
+#include "memory/network.h"
 #include "memory/tables.h"
 #include "world/group.h"
 
@@ -72,6 +73,7 @@ typedef struct meeting {
     pool_record *serials;
     tu_backend_ticket *tickets;
     tu_mapping **mappings;
+    tu_mapping **part; /* of the members on this host, in a group across hosts; and a byte for each behind them */
     int *descriptors;
 } meeting;
 
@@ -106,6 +108,10 @@ static tutti_status make_peers(const meeting *meeting, tutti_peers **result) {
         .device_index = memory->block.device_index,
         .blocks = &peers->blocks,
         .areas = &peers->areas,
+        .meeting = meeting->state->meetings + 1,
+        .bytes = memory->bytes,
+        .pad_offset = memory->pad_offset,
+        .pad_bytes = memory->pad_bytes,
     };
     *result = peers;
     return TUTTI_OK;
@@ -157,6 +163,27 @@ static tutti_status agree(meeting *meeting, const char *doing, const void *statu
 
 /* ---- moving tickets ---- */
 
+/* Of members on several hosts: records go to all, pieces to those on this host. */
+static tutti_status exchange_across(const meeting *meeting, const char *purpose, const void *record, size_t bytes,
+                                    const tu_group_cargo *cargo, void *records) {
+    tutti_group *group = meeting->group, *here = group->here;
+    tutti_status status =
+        tu_group_exchange(group, &meeting->info, purpose, record, bytes, NULL, meeting->deadline, records, NULL);
+    for (int member = 0; member < group->size; member++)
+        meeting->mappings[member] = NULL;
+    if (status != TUTTI_OK || here == NULL)
+        return status;
+    tu_group_cargo part = {
+        .piece = cargo->piece, .mappings = meeting->part, .descriptor = -1, .complete = cargo->complete
+    };
+    uint8_t nothing = 0;
+    status = tu_group_exchange_with(here, &meeting->info, purpose, &nothing, 1, &part, meeting->deadline,
+                                    meeting->part + here->size);
+    for (int place = 0; place < here->size && status == TUTTI_OK; place++)
+        meeting->mappings[tu_rank_index(group->ranks, group->size, here->ranks[place])] = meeting->part[place];
+    return status != TUTTI_OK && tu_group_overhear(group) ? tu_group_cause(group) : status;
+}
+
 /* An exchange of records that contain a ticket each, with what the tickets carry besides. A failure of this rank alone,
  * after all records went their ways, is left in *arrival for the next exchange to tell; then there are records, but no
  * tickets. */
@@ -174,7 +201,9 @@ static tutti_status exchange(const meeting *meeting, const char *purpose, const 
     for (int member = 0; member < group->size; member++)
         meeting->tickets[member] = (tu_backend_ticket){ .fd = -1 };
     tutti_status status =
-        tu_group_exchange_with(group, &meeting->info, purpose, record, bytes, &cargo, meeting->deadline, records);
+        pieces && !group->local && !group->world->fake
+            ? exchange_across(meeting, purpose, record, bytes, &cargo, records)
+            : tu_group_exchange_with(group, &meeting->info, purpose, record, bytes, &cargo, meeting->deadline, records);
     if (status != TUTTI_OK && complete) {
         *arrival = status;
         return TUTTI_OK;
@@ -186,6 +215,29 @@ static tutti_status exchange(const meeting *meeting, const char *purpose, const 
         memcpy(theirs->bytes, (char *)records + (size_t)member * bytes + ticket_offset, TU_BACKEND_TICKET_BYTES);
     }
     return status;
+}
+
+/* ---- across hosts ---- */
+
+/* The network, before anybody can need it; a failure is told with the block. */
+static tutti_status join_network(const meeting *meeting) {
+    tu_network_group *side;
+    bool needed = !meeting->group->local && !meeting->group->world->fake &&
+                  tu_memory_can(meeting->memory, TU_ABILITY_PASSES_PIECES);
+    return needed ? tu_network_group_get(meeting->group, &side) : TUTTI_OK;
+}
+
+/* Connects to the members on other hosts, which have all joined the network. */
+static tutti_status reach_others(const meeting *meeting) {
+    tutti_group *group = meeting->group;
+    tu_network_group *side;
+    tutti_status status = tu_network_group_get(group, &side);
+    tu_group_wait wait;
+    tu_group_wait_init(&wait, group, &meeting->info, 0, meeting->deadline, NULL, NULL);
+    for (int member = 0; member < group->size && status == TUTTI_OK; member++)
+        if (group->job_ranks[member] < 0)
+            status = tu_network_reach(side, &wait, member);
+    return status == TUTTI_OK ? TUTTI_OK : tu_group_wait_error(&wait, status);
 }
 
 static void drop_tickets(const meeting *meeting) {
@@ -330,7 +382,9 @@ static tutti_status meet_blocks(meeting *meeting, tutti_status *own) {
     tu_backend_ticket ticket = { .fd = -1 };
     tutti_status arrival = TUTTI_OK;
     describe_block(meeting, &record);
-    *own = memory->backend->memory->export_block(memory->backend_state, &memory->block, &ticket);
+    *own = join_network(meeting);
+    if (*own == TUTTI_OK)
+        *own = memory->backend->memory->export_block(memory->backend_state, &memory->block, &ticket);
     note_status(&record.status, record.message, *own);
     memcpy(record.ticket, ticket.bytes, sizeof record.ticket);
     tutti_status status = exchange(meeting, "rendezvous: blocks", &record, sizeof record,
@@ -400,6 +454,8 @@ static tutti_status meet_areas(meeting *meeting, tutti_status *own) {
         *own = memory->backend->memory->import_blocks(memory->backend_state, meeting->group, &peers->area,
                                                       meeting->group->rank, meeting->group->size, meeting->tickets,
                                                       &peers->areas);
+    if (*own == TUTTI_OK && !meeting->group->local && tu_memory_can(memory, TU_ABILITY_PASSES_PIECES))
+        *own = reach_others(meeting);
     if (*own == TUTTI_OK)
         *own = memory->backend->remote->attach(&peers->backend);
     return TUTTI_OK;
@@ -577,9 +633,10 @@ static tutti_status make_room(meeting *meeting) {
     meeting->serials = calloc(size, sizeof *meeting->serials);
     meeting->tickets = calloc(size, sizeof *meeting->tickets);
     meeting->mappings = calloc(size, sizeof *meeting->mappings);
+    meeting->part = calloc(size, sizeof *meeting->part + 1);
     meeting->descriptors = calloc(size, sizeof *meeting->descriptors);
     if (meeting->blocks == NULL || meeting->steps == NULL || meeting->serials == NULL || meeting->tickets == NULL ||
-        meeting->mappings == NULL || meeting->descriptors == NULL)
+        meeting->mappings == NULL || meeting->part == NULL || meeting->descriptors == NULL)
         return tu_error_memory("a rendezvous",
                                size * (sizeof *meeting->blocks + sizeof *meeting->steps + sizeof *meeting->tickets));
     return TUTTI_OK;
@@ -591,6 +648,7 @@ static void free_room(meeting *meeting) {
     free(meeting->serials);
     free(meeting->tickets);
     free(meeting->mappings);
+    free(meeting->part);
     free(meeting->descriptors);
 }
 
@@ -636,7 +694,7 @@ tutti_status tutti_memory_rendezvous(tutti_memory *memory, tutti_group *group, t
     if (tutti_group_world(group) != memory->world)
         return tu_error(TUTTI_ERROR_ARGUMENT, "group %s belongs to another world than the block",
                         tutti_group_name(group));
-    if (tu_group_ended(group))
+    if (tu_group_overhear(group))
         return tu_group_cause(group);
     tu_memory_group *state;
     status = check_hosts(memory, group);

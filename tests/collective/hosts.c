@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <tutti/collective.h>
 #include <tutti/memory.h>
+#include <tutti/named.h>
 #include <tutti/peers.h>
 
 #include "kernel/kernel.h"
@@ -481,10 +482,11 @@ static void say_what_is_missing(tutti_world *world) {
     CHECK_STATUS(tutti_all_reduce(group, &value, &value, 1, TUTTI_I32, TUTTI_SUM,
                                   TUTTI_OPTIONS(tutti_call, .algorithm = TUTTI_ALGORITHM_TWO_SHOT)),
                  TUTTI_ERROR_UNSUPPORTED);
+    int64_t splits[2] = { 0, 0 };
     tutti_memory *memory;
-    tutti_peers *peers;
     CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &memory));
-    CHECK_STATUS(tutti_memory_rendezvous(memory, group, &peers), TUTTI_ERROR_UNSUPPORTED);
+    CHECK_STATUS(tutti_one_shot_all_reduce(group, tutti_memory_data(memory), splits, 1, TUTTI_I64, TUTTI_SUM, NULL),
+                 TUTTI_ERROR_UNSUPPORTED);
     tutti_memory_release(memory);
     CHECK_OK(tutti_barrier(group, NULL)); /* nothing of that ended the group */
 }

@@ -285,9 +285,10 @@ static void one_dies(tutti_world *world) {
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group), value[1000] = { 0 }, all[MOST_RANKS] = { 0 };
     CHECK_OK(tutti_all_to_all(group, all, all, 1, TUTTI_I32, NULL));
-    CHECK_OK(tutti_barrier(group, NULL));
-    tutti_status status = TUTTI_OK;
-    if (rank == 1) {
+    tutti_status status = tutti_barrier(group, NULL); /* it may die before all are out of it */
+    if (status != TUTTI_OK) {
+        CHECK(rank > 1);
+    } else if (rank == 1) {
         CHECK_OK(tutti_recv(group, value, 1, TUTTI_I32, TUTTI_ANY_SOURCE, 9, NULL));
         kill(getpid(), SIGKILL);
     } else if (rank == 0) {
@@ -336,7 +337,8 @@ TEST(a_rank_that_closed_its_world_ends_only_messages_with_it) {
 static void one_aborts(tutti_world *world) {
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group), value = 0;
-    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_status status = tutti_barrier(group, NULL); /* the abort may overtake it */
+    CHECK(status == TUTTI_OK || rank % 2 == 1);
     if (rank == 0) {
         CHECK_OK(tutti_recv(group, &value, 1, TUTTI_I32, 2, 0, NULL));
         CHECK_OK(tutti_group_abort(group, "no more"));

@@ -288,27 +288,6 @@ TEST_WORLD(a_group_that_is_no_member_or_of_another_world_is_refused, 2) {
     tutti_memory_release(memory);
 }
 
-/* A rank on another host, as this rank sees it. */
-TEST_WORLD(a_rank_on_another_host_is_named_with_the_host, 2) {
-    tutti_group *group;
-    CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &group));
-    tutti_memory *memory = allocate(world, 64);
-    tutti_peers *peers;
-    int rank = group->job_ranks[1];
-    group->local = false;
-    group->job_ranks[1] = -1;
-    CHECK_STATUS(tutti_memory_rendezvous(memory, group, &peers), TUTTI_ERROR_UNSUPPORTED);
-    CHECK_MESSAGE("rank 1 of group");
-    CHECK_MESSAGE("is on host");
-    group->local = true;
-    group->job_ranks[1] = rank;
-    peers = meet(memory, group); /* nothing was begun */
-    check_all_to_all(peers, 4);
-    tutti_peers_release(peers);
-    tutti_memory_release(memory);
-    tutti_group_release(group);
-}
-
 TEST_WORLD(huge_pages_may_be_asked_for_and_change_nothing_else, 2) {
     for (int huge = 0; huge <= TUTTI_YES; huge++) {
         tutti_memory *memory;

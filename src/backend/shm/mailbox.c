@@ -8,6 +8,10 @@
  *     taken[sender][channel]   counts those that the owner took; written by the owner alone
  *     arrived[channel]         counts the owner's barriers; written by the owner alone
  *
+ * Of a member on another host there is a copy of its area here, and of its rows here in this rank's: whoever writes a
+ * word that the other reads also tells it the new value (tu_network_tell), and the network writes it into the copy
+ * there. So everybody looks at memory of its own host, and the words mean the same.
+ *
  * A mailbox holds a signal while sent and taken differ: then they differ by one, so a byte each is enough. Rows are
  * padded, so that no two writers share a cache line.
  *
@@ -30,6 +34,7 @@
 #include "job/job.h"
 #include "job/liveness.h"
 #include "job/recorder.h"
+#include "memory/network.h"
 #include "world/fault.h"
 #include "world/world.h"
 
@@ -42,6 +47,10 @@ typedef struct mailbox_local {
     size_t taken_offset, arrived_offset;
     const _Atomic uint32_t *sleepers;
     uint32_t quick_spins;
+    tu_network_group *network; /* NULL: all members are on this host */
+    tu_network_window window;  /* what those on other hosts may use */
+    unsigned char *copies;     /* of their areas */
+    _Atomic uint32_t tests;    /* of signals that were not there */
     _Atomic uint8_t *resume; /* by channel: an interrupted barrier has been announced and goes on with the next call */
     _Alignas(LINE) tu_turn sending;  /* guards sent[own rank] in all areas */
     _Alignas(LINE) tu_turn taking;   /* guards taken and arrived in the own area */
@@ -54,6 +63,48 @@ static size_t whole_lines(size_t bytes) {
 
 size_t tu_shm_area_bytes(int size, int channels) {
     return 2 * (size_t)size * whole_lines((size_t)channels) + whole_lines(4 * (size_t)channels);
+}
+
+/* On another host. */
+static bool is_far(const tu_backend_peers *peers, int member) {
+    return peers->group->job_ranks[member] < 0 && !peers->group->world->fake;
+}
+
+/* What a member is told about a word; numbers are never used again. */
+typedef enum told_what {
+    TOLD_SENT = 1, /* the teller's count of signals to this rank */
+    TOLD_TAKEN,    /* how many of this rank's it has taken */
+    TOLD_ARRIVED   /* its barriers */
+} told_what;
+
+static void told(void *argument, int member, uint32_t what, uint32_t channel, uint32_t value);
+
+/* Copies of the areas of those on other hosts, and a window for what they send. */
+static tutti_status attach_hosts(tu_backend_peers *peers) {
+    mailbox_local *local = peers->local;
+    size_t bytes = tu_shm_area_bytes(peers->size, peers->channels), count = 0;
+    tutti_status status = tu_network_group_get(peers->group, &local->network);
+    if (status != TUTTI_OK)
+        return status;
+    for (int member = 0; member < peers->size; member++)
+        count += is_far(peers, member);
+    local->copies = aligned_alloc(LINE, count * bytes);
+    if (local->copies == NULL)
+        return tu_error_memory("signals of a block", count * bytes);
+    memset(local->copies, 0, count * bytes);
+    count = 0;
+    for (int member = 0; member < peers->size; member++)
+        if (is_far(peers, member))
+            peers->areas->addresses[member] = local->copies + count++ * bytes;
+    local->window = (tu_network_window){ .number = peers->meeting,
+                                         .data = peers->blocks->addresses[peers->rank],
+                                         .bytes = peers->bytes,
+                                         .words_offset = peers->pad_offset,
+                                         .words_bytes = peers->pad_bytes,
+                                         .told = told,
+                                         .argument = peers };
+    tu_network_window_open(local->network, &local->window);
+    return TUTTI_OK;
 }
 
 tutti_status tu_shm_attach(tu_backend_peers *peers) {
@@ -77,20 +128,37 @@ tutti_status tu_shm_attach(tu_backend_peers *peers) {
         local->quick_spins = wait.spins > QUICK_SPINS ? QUICK_SPINS : wait.spins;
         local->sleepers = tu_job_sleepers(job);
         for (int member = 0; member < peers->size; member++)
-            local->bells[member] = tu_job_bell(job, group->job_ranks[member]);
+            if (group->job_ranks[member] >= 0)
+                local->bells[member] = tu_job_bell(job, group->job_ranks[member]);
     }
     peers->local = local;
-    return TUTTI_OK;
+    tutti_status status = job != NULL && !group->local ? attach_hosts(peers) : TUTTI_OK;
+    if (status != TUTTI_OK) {
+        free(local);
+        peers->local = NULL;
+    }
+    return status;
 }
 
 void tu_shm_detach(tu_backend_peers *peers) {
-    free(peers->local);
+    mailbox_local *local = peers->local;
+    if (local->network != NULL)
+        tu_network_window_close(&local->window);
+    free(local->copies);
+    free(local);
     peers->local = NULL;
 }
 
 void tu_shm_reset(const tu_backend_peers *peers) {
-    const mailbox_local *local = peers->local;
-    memset(peers->areas->addresses[peers->rank], 0, tu_shm_area_bytes(peers->size, peers->channels));
+    mailbox_local *local = peers->local;
+    size_t bytes = tu_shm_area_bytes(peers->size, peers->channels);
+    if (local->network != NULL) { /* what was on its way does not arrive any more */
+        tu_network_window_renew(&local->window);
+        for (int member = 0; member < peers->size; member++)
+            if (is_far(peers, member))
+                memset(peers->areas->addresses[member], 0, bytes);
+    }
+    memset(peers->areas->addresses[peers->rank], 0, bytes);
     memset((void *)local->resume, 0, (size_t)peers->channels);
 }
 
@@ -114,6 +182,32 @@ static void ring(const tu_backend_peers *peers, int member) {
     tu_bell_ring(local->sleepers, local->bells[member]);
 }
 
+/* A member on another host says that a word of its has a new value: its copy here gets it. The network wakes who waits.
+ */
+static void told(void *argument, int member, uint32_t what, uint32_t channel, uint32_t value) {
+    const tu_backend_peers *peers = argument;
+    if (channel >= (uint32_t)peers->channels)
+        return;
+    /* Each pairs with the acquire of whoever reads the word. */
+    if (what == TOLD_SENT)
+        atomic_store_explicit(sent_word(peers, peers->rank, member, (int)channel), (uint8_t)value,
+                              memory_order_release);
+    else if (what == TOLD_TAKEN)
+        atomic_store_explicit(taken_word(peers, member, peers->rank, (int)channel), (uint8_t)value,
+                              memory_order_release);
+    else if (what == TOLD_ARRIVED)
+        atomic_store_explicit(arrived_word(peers, member, (int)channel), value, memory_order_release);
+}
+
+/* Lets a member know of a word's new value: by its bell, or by telling it. */
+static void tell(const tu_backend_peers *peers, int member, told_what what, int channel, uint32_t value) {
+    const mailbox_local *local = peers->local;
+    if (local->network != NULL && is_far(peers, member))
+        tu_network_tell(local->network, member, local->window.number, (uint32_t)what, (uint32_t)channel, value);
+    else
+        ring(peers, member);
+}
+
 /* ---- the slow path: a wait with a deadline, in the flight recorder ---- */
 
 typedef struct slow_wait {
@@ -125,10 +219,67 @@ typedef struct slow_wait {
     const _Atomic uint64_t *word; /* of the pad: NULL: none is awaited */
     uint64_t value;
     bool equal;
+    bool (*ready)(void *); /* of a wait across hosts: what it waits for, */
+    bool (*missing)(void *, int);
+    tutti_status (*look_at_members)(void *); /* and what the wait of a group looks at */
+    const void *from;                        /* of a put: what is left; of a word only the last two */
+    uint64_t offset;
+    size_t bytes;
+    tu_network_fetch *gets; /* of a get: those under way */
+    int get_count;
 } slow_wait;
+
+/* ---- waiting while others are on other hosts: whoever waits drives the network ---- */
+
+static tu_network_group *network_of(const slow_wait *state) {
+    return ((const mailbox_local *)state->peers->local)->network;
+}
+
+static bool ready_far(void *argument) {
+    slow_wait *state = argument;
+    tu_network_poll(network_of(state));
+    return state->ready(state);
+}
+
+static bool missing_far(void *argument, int member) {
+    slow_wait *state = argument;
+    return state->missing(state, member);
+}
+
+static tutti_status look_far(void *argument) {
+    const tu_group_wait *wait = argument;
+    const slow_wait *state = wait->argument;
+    return tu_network_look(network_of(state), wait, state->look_at_members(argument));
+}
+
+static void sleeping_far(void *argument, bool begins) {
+    const tu_group_wait *wait = argument;
+    (begins ? tu_network_rest : tu_network_enter)(network_of(wait->argument));
+}
+
+static tutti_status wait_far(tu_group_wait *wait, slow_wait *state) {
+    state->look_at_members = wait->wait.check;
+    wait->wait.check = look_far;
+    wait->wait.sleeping = sleeping_far;
+    wait->wait.spins /= 8; /* a look at the network takes a while */
+    tu_network_enter(network_of(state));
+    tutti_status status = tu_wait_until(&wait->wait, ready_far, state);
+    tu_network_leave(network_of(state));
+    return status;
+}
+
+static bool never(void *argument) {
+    (void)argument;
+    return false;
+}
 
 static bool missing_other(void *argument, int member) {
     return member == ((const slow_wait *)argument)->other;
+}
+
+/* Anybody may be the one that sets a word, or is late. */
+static bool missing_setter(void *argument, int member) {
+    return member != ((const slow_wait *)argument)->peers->rank;
 }
 
 /* Waits until ready() is true, which only looks, and then does act(), unless that is NULL; when another thread of this
@@ -147,15 +298,20 @@ static tutti_status wait_slowly(slow_wait *state, tu_operation operation, const 
     info.sequence = atomic_fetch_add_explicit(&group->messages, 1, memory_order_relaxed) + 1;
     uint64_t ticket = tu_record_begin(tu_job_recorder(world->job, world->local_rank), &info);
     tu_group_wait wait;
-    tu_group_wait_init(&wait, group, &info, ticket, tu_deadline(info.timeout_ns), missing, state);
-    do
-        status = tu_wait_until(&wait.wait, ready, state);
-    while (status == TUTTI_OK && act != NULL && !act(state));
+    state->ready = ready;
+    state->missing = missing;
+    tu_group_wait_init(&wait, group, &info, ticket, tu_deadline(info.timeout_ns), missing_far, state);
+    const tu_group_wait as_made = wait;
+    do {
+        wait = as_made;
+        wait.wait.argument = &wait;
+        status = network_of(state) != NULL ? wait_far(&wait, state) : tu_wait_until(&wait.wait, ready, state);
+    } while (status == TUTTI_OK && act != NULL && !act(state));
     if (status != TUTTI_OK) {
         status = tu_group_wait_error(&wait, status);
-        if (status == TUTTI_ERROR_TIMEOUT && state->word == NULL)
+        if (status == TUTTI_ERROR_TIMEOUT && state->word == NULL && state->channel >= 0)
             tu_error_append(" (channel %d)", state->channel);
-        else if (status == TUTTI_ERROR_TIMEOUT)
+        else if (status == TUTTI_ERROR_TIMEOUT && state->word != NULL)
             tu_error_append(" (for a word of the signal pad to be %s%llu; it is %llu)", state->equal ? "" : "at least ",
                             (unsigned long long)state->value,
                             (unsigned long long)atomic_load_explicit(state->word, memory_order_relaxed));
@@ -205,7 +361,7 @@ static bool try_send(void *argument) {
                               memory_order_release); /* pairs with the acquire in try_take */
     tu_turn_leave(&local->sending, owned);
     if (empty)
-        ring(peers, state->other);
+        tell(peers, state->other, TOLD_SENT, state->channel, (uint8_t)(count + 1));
     return empty;
 }
 
@@ -224,14 +380,16 @@ static bool try_take(void *argument) {
         atomic_store_explicit(taken, (uint8_t)(count + 1),
                               memory_order_release); /* pairs with the acquire in try_send */
     tu_turn_leave(&local->taking, owned);
-    if (full)
-        ring(peers, state->other); /* it may wait for an empty mailbox */
+    if (full) /* it may wait for an empty mailbox */
+        tell(peers, state->other, TOLD_TAKEN, state->channel, (uint8_t)(count + 1));
     return full;
 }
 
 static bool try_quickly(const tu_backend_peers *peers, bool (*ready)(void *), slow_wait *state) {
     const mailbox_local *local = peers->local;
     for (uint32_t i = 0; i <= local->quick_spins; i++) {
+        if (local->network != NULL)
+            tu_network_poll(local->network);
         if (ready(state))
             return true;
         tu_pause();
@@ -239,9 +397,28 @@ static bool try_quickly(const tu_backend_peers *peers, bool (*ready)(void *), sl
     return false;
 }
 
+/* ---- order: what was put to other hosts has arrived ---- */
+
+static bool is_fenced(void *argument) {
+    const slow_wait *state = argument;
+    const mailbox_local *local = state->peers->local;
+    return local->network == NULL || tu_network_fenced(local->network, state->other);
+}
+
+/* Before this rank says or takes anything that others may rely on: what it put to members other than `but` is there. */
+static tutti_status fence(const tu_backend_peers *peers, int but, tu_operation operation, const tu_backend_call *call) {
+    const mailbox_local *local = peers->local;
+    slow_wait state = { .peers = peers, .other = but, .channel = -1 };
+    if (__builtin_expect(local->network == NULL, 1) || try_quickly(peers, is_fenced, &state))
+        return TUTTI_OK;
+    return wait_slowly(&state, operation, call, is_fenced, NULL, missing_setter);
+}
+
 tutti_status tu_shm_signal(const tu_backend_peers *peers, int to, int channel, const tu_backend_call *call) {
     slow_wait state = { .peers = peers, .other = to, .channel = channel };
     tutti_status status = meet_faults(peers, TU_OPERATION_PEERS_SIGNAL);
+    if (status == TUTTI_OK)
+        status = fence(peers, to, TU_OPERATION_PEERS_SIGNAL, call);
     if (status != TUTTI_OK || try_quickly(peers, try_send, &state))
         return tu_not_entered(status);
     return wait_slowly(&state, TU_OPERATION_PEERS_SIGNAL, call, is_empty, try_send, missing_other);
@@ -250,29 +427,150 @@ tutti_status tu_shm_signal(const tu_backend_peers *peers, int to, int channel, c
 tutti_status tu_shm_wait_signal(const tu_backend_peers *peers, int from, int channel, const tu_backend_call *call) {
     slow_wait state = { .peers = peers, .other = from, .channel = channel };
     tutti_status status = meet_faults(peers, TU_OPERATION_PEERS_WAIT_SIGNAL);
+    if (status == TUTTI_OK)
+        status = fence(peers, from, TU_OPERATION_PEERS_WAIT_SIGNAL, call);
     if (status != TUTTI_OK || try_quickly(peers, try_take, &state))
         return tu_not_entered(status);
     return wait_slowly(&state, TU_OPERATION_PEERS_WAIT_SIGNAL, call, is_full, try_take, missing_other);
 }
 
+#define LOOK_AT_HOSTS 256 /* tests between two looks at the connections: one takes a lock per member */
+
+/* Whether the group lives, for whoever only tests. */
+static tutti_status look_at_group(slow_wait *state) {
+    tutti_group *group = state->peers->group;
+    mailbox_local *local = state->peers->local;
+    tutti_status status = tu_group_look(group, NULL);
+    if (status != TUTTI_OK || local->network == NULL ||
+        atomic_fetch_add_explicit(&local->tests, 1, memory_order_relaxed) % LOOK_AT_HOSTS != 0)
+        return status;
+    tu_operation_info info = { .operation = TU_OPERATION_PEERS_WAIT_SIGNAL, .root = state->other };
+    tu_group_wait wait;
+    tu_group_wait_init(&wait, group, &info, 0, INT64_MAX, missing_other, state);
+    status = tu_network_look(local->network, &wait, TUTTI_OK);
+    if (status == TUTTI_ERROR_DEAD) /* of one that closed its world a wait tells */
+        tu_group_end(group, &info);
+    return tu_group_ended(group) ? TUTTI_ERROR_STATE : TUTTI_OK;
+}
+
 tutti_status tu_shm_test_signal(const tu_backend_peers *peers, int from, int channel, bool *arrived) {
     slow_wait state = { .peers = peers, .other = from, .channel = channel };
+    const mailbox_local *local = peers->local;
+    if (local->network != NULL)
+        tu_network_poll(local->network);
+    if (!is_fenced(&state)) {
+        *arrived = false;
+        return TUTTI_OK;
+    }
     *arrived = try_take(&state);
     /* A program that only tests has nobody else to look who lives, so it looks itself. */
-    if (*arrived || peers->group->world->job == NULL || tu_group_look(peers->group, NULL) == TUTTI_OK)
+    if (*arrived || peers->group->world->job == NULL || look_at_group(&state) == TUTTI_OK)
         return TUTTI_OK;
     *arrived = try_take(&state); /* the last thing that the sender did */
     return *arrived ? TUTTI_OK : tu_group_cause(peers->group);
+}
+
+/* ---- bytes and words of members on other hosts ---- */
+
+#define GETS_AHEAD 8 /* parts of a get that are under way at once */
+
+/* Sends what there is room for. */
+static bool put_on(void *argument) {
+    slow_wait *state = argument;
+    const mailbox_local *local = state->peers->local;
+    while (state->bytes > 0) {
+        size_t now = state->bytes < TU_LETTER_BYTES ? state->bytes : TU_LETTER_BYTES;
+        if (!tu_network_put(local->network, state->other, local->window.number, state->offset, state->from, now))
+            return false;
+        state->from = (const char *)state->from + now;
+        state->offset += now;
+        state->bytes -= now;
+    }
+    return true;
+}
+
+tutti_status tu_shm_put_far(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
+                            const tu_backend_call *call) {
+    slow_wait state = { .peers = peers, .other = to, .channel = -1, .from = from, .offset = offset, .bytes = bytes };
+    if (try_quickly(peers, put_on, &state))
+        return TUTTI_OK;
+    return wait_slowly(&state, TU_OPERATION_PEERS_PUT, call, put_on, NULL, missing_other);
+}
+
+/* Sets the word once, as soon as there is room: then nothing is left. */
+static bool set_once(void *argument) {
+    slow_wait *state = argument;
+    const mailbox_local *local = state->peers->local;
+    if (state->bytes != 0 &&
+        tu_network_set(local->network, state->other, local->window.number, state->offset, state->value))
+        state->bytes = 0;
+    return state->bytes == 0;
+}
+
+static tutti_status set_word_far(const tu_backend_peers *peers, int to, size_t offset, uint64_t value,
+                                 const tu_backend_call *call) {
+    slow_wait state = {
+        .peers = peers, .other = to, .channel = -1, .offset = offset, .value = value, .bytes = sizeof value
+    };
+    if (try_quickly(peers, set_once, &state))
+        return TUTTI_OK;
+    return wait_slowly(&state, TU_OPERATION_PEERS_SIGNAL, call, set_once, NULL, missing_other);
+}
+
+static bool all_got(void *argument) {
+    const slow_wait *state = argument;
+    for (int i = 0; i < state->get_count; i++)
+        if (!atomic_load_explicit(&state->gets[i].over, memory_order_acquire)) /* pairs with the network's release */
+            return false;
+    return true;
+}
+
+/* One round of parts; *done counts the bytes. */
+static tutti_status get_parts(slow_wait *state, char *to, size_t bytes, const tu_backend_call *call, size_t *done) {
+    const mailbox_local *local = state->peers->local;
+    tu_network_fetch gets[GETS_AHEAD];
+    state->gets = gets;
+    state->get_count = 0;
+    for (; state->get_count < GETS_AHEAD && *done < bytes; state->get_count++) {
+        size_t now = bytes - *done < TU_LETTER_BYTES ? bytes - *done : TU_LETTER_BYTES;
+        if (!tu_network_ask_for(local->network, &gets[state->get_count], state->other, local->window.number,
+                                state->offset + *done, to + *done, now))
+            break; /* the connection is lost, as a look around tells */
+        *done += now;
+    }
+    tutti_status status = TUTTI_OK;
+    if (state->get_count == 0 || !try_quickly(state->peers, all_got, state))
+        status = wait_slowly(state, TU_OPERATION_PEERS_GET, call, state->get_count == 0 ? never : all_got, NULL,
+                             missing_other);
+    bool refused = false;
+    for (int i = 0; i < state->get_count; i++) {
+        tu_network_forget(local->network, &gets[i]);
+        refused = refused || atomic_load_explicit(&gets[i].refused, memory_order_relaxed);
+    }
+    if (status == TUTTI_OK && refused)
+        status = tu_error(TUTTI_ERROR_STATE, "get: rank %d of group %s has released the block", state->other,
+                          state->peers->group->name);
+    return status;
+}
+
+tutti_status tu_shm_get_far(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,
+                            const tu_backend_call *call) {
+    slow_wait state = { .peers = peers, .other = from, .channel = -1, .offset = offset };
+    tutti_status status = TUTTI_OK;
+    for (size_t done = 0; done < bytes && status == TUTTI_OK;)
+        status = get_parts(&state, to, bytes, call, &done);
+    return status;
 }
 
 /* ---- words of the pad ---- */
 
 tutti_status tu_shm_set_word(const tu_backend_peers *peers, int to, size_t offset, uint64_t value,
                              const tu_backend_call *call) {
-    (void)call;
     tutti_status status = meet_faults(peers, TU_OPERATION_PEERS_SIGNAL);
     if (status != TUTTI_OK)
         return tu_not_entered(status);
+    if (is_far(peers, to))
+        return set_word_far(peers, to, offset, value, call);
     _Atomic uint64_t *word = (_Atomic uint64_t *)((char *)peers->blocks->addresses[to] + offset);
     atomic_store_explicit(word, value, memory_order_release); /* pairs with the acquire in has_value */
     ring(peers, to);
@@ -283,11 +581,6 @@ static bool has_value(void *argument) {
     const slow_wait *state = argument;
     uint64_t value = atomic_load_explicit(state->word, memory_order_acquire); /* pairs with tu_shm_set_word */
     return state->equal ? value == state->value : value >= state->value;
-}
-
-/* Anybody may be the one that sets it. */
-static bool missing_setter(void *argument, int member) {
-    return member != ((const slow_wait *)argument)->peers->rank;
 }
 
 tutti_status tu_shm_wait_word(const tu_backend_peers *peers, size_t offset, bool equal, uint64_t value,
@@ -350,10 +643,13 @@ tutti_status tu_shm_barrier(const tu_backend_peers *peers, int channel, const tu
     if (status != TUTTI_OK)
         return tu_not_entered(status);
     slow_wait state = { .peers = peers, .other = -1, .channel = channel };
+    status = fence(peers, -1, TU_OPERATION_PEERS_BARRIER, call);
+    if (status != TUTTI_OK)
+        return status;
     state.epoch = announce(peers, channel);
     for (int member = 0; member < peers->size; member++) {
         if (member != peers->rank)
-            ring(peers, member);
+            tell(peers, member, TOLD_ARRIVED, channel, state.epoch);
     }
     if (try_quickly(peers, all_arrived, &state))
         return TUTTI_OK;

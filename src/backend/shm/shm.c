@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The CPU backend, built in: blocks are pieces of reserved shared memory (job/segment.h), which the job passes to the
- * other ranks and maps there; thread-ranks share the one mapping of their process. A fake world gets private memory and
- * has no peers.
+ * other ranks and maps there; thread-ranks share the one mapping of their process. Members of a group on other hosts
+ * are reached by messages (mailbox.c, memory/network.h). A fake world gets private memory and has no peers.
  */
 #include "backend/shm/shm.h"
 
@@ -113,7 +113,6 @@ static void release_tickets(tu_backend_ticket *tickets, int count) {
 static tutti_status shm_import(void *state, tutti_group *group, const tu_backend_block *own, int rank, int count,
                                tu_backend_ticket *tickets, tu_backend_map *map) {
     const tutti_world *world = state;
-    (void)group;
     size_t bytes = sizeof(shm_map) + (size_t)count * (sizeof(tu_mapping *) + sizeof(void *));
     shm_map *made = calloc(1, bytes);
     if (made == NULL) {
@@ -125,7 +124,8 @@ static tutti_status shm_import(void *state, tutti_group *group, const tu_backend
     made->addresses = (void **)(made->mappings + count);
     for (int member = 0; member < count; member++) {
         tu_mapping *mapping = tickets[member].mapping;
-        if (!world->fake && member != rank && (mapping == NULL || mapping->bytes < own->bytes)) {
+        bool far = !world->fake && group->job_ranks[member] < 0; /* on another host: it has no address here */
+        if (!world->fake && !far && member != rank && (mapping == NULL || mapping->bytes < own->bytes)) {
             tutti_status status = tu_error(TUTTI_ERROR_PROTOCOL, "rank %d gave %zu bytes where this rank has %zu",
                                            member, mapping == NULL ? (size_t)0 : mapping->bytes, own->bytes);
             release_tickets(tickets, count);
@@ -187,8 +187,9 @@ static tutti_status shm_write32(void *state, int device_index, uint32_t *word, u
 /* In chunks, so that a rank that was stopped in the middle does not write on into a group that has ended meanwhile. */
 static tutti_status shm_put(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
                             const tu_backend_call *call) {
+    if (peers->blocks->addresses[to] == NULL)
+        return tu_shm_put_far(peers, to, offset, from, bytes, call);
     char *target = (char *)peers->blocks->addresses[to] + offset;
-    (void)call;
     for (size_t done = 0; done < bytes;) {
         size_t now = bytes - done < PUT_CHUNK ? bytes - done : PUT_CHUNK;
         if (done > 0 && tu_group_ended(peers->group))
@@ -201,7 +202,8 @@ static tutti_status shm_put(const tu_backend_peers *peers, int to, size_t offset
 
 static tutti_status shm_get(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,
                             const tu_backend_call *call) {
-    (void)call;
+    if (peers->blocks->addresses[from] == NULL)
+        return tu_shm_get_far(peers, from, offset, to, bytes, call);
     memmove(to, (const char *)peers->blocks->addresses[from] + offset, bytes);
     return TUTTI_OK;
 }
@@ -210,7 +212,7 @@ static tutti_status shm_get(const tu_backend_peers *peers, int from, size_t offs
 
 static bool shm_can(void *state, tu_ability ability) {
     (void)state;
-    return ability == TU_ABILITY_MAPS_PEERS || ability == TU_ABILITY_PASSES_PIECES;
+    return ability == TU_ABILITY_MAPS_PEERS || ability == TU_ABILITY_PASSES_PIECES || ability == TU_ABILITY_SPANS_HOSTS;
 }
 
 static const tu_backend_memory memory_part = {

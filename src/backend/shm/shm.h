@@ -7,6 +7,12 @@
 
 #include "memory/backend.h"
 
+/* To and from members on other hosts. */
+tutti_status tu_shm_put_far(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
+                            const tu_backend_call *call);
+tutti_status tu_shm_get_far(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,
+                            const tu_backend_call *call);
+
 size_t tu_shm_area_bytes(int size, int channels);
 tutti_status tu_shm_attach(tu_backend_peers *peers);
 void tu_shm_detach(tu_backend_peers *peers);

@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Symmetric memory of groups whose ranks are on several hosts: members on the own host are mapped, the others are
+ * reached by put, get, signals, words and barriers; bounds, order and failures.
+ */
+#include <tutti/collective.h>
+#include <tutti/memory.h>
+#include <tutti/peers.h>
+#include <tutti/pool.h>
+
+#include "../collective/on_hosts.h"
+#include "memory/network_inner.h"
+#include "world/world.h"
+
+#define BYTES ((size_t)5 << 18)
+
+typedef struct block {
+    tutti_memory *memory;
+    tutti_peers *peers;
+    tutti_group *group;
+    int rank, size;
+    unsigned char *data;
+} block;
+
+static block meet(tutti_world *world, size_t bytes) {
+    block made = { .group = tutti_world_group(world) };
+    made.rank = tutti_group_rank(made.group);
+    made.size = tutti_group_size(made.group);
+    CHECK_OK(tutti_memory_alloc(world, bytes, NULL, &made.memory));
+    CHECK_OK(tutti_memory_rendezvous(made.memory, made.group, &made.peers));
+    made.data = tutti_memory_data(made.memory);
+    return made;
+}
+
+static void leave(block *made) {
+    tutti_peers_release(made->peers);
+    tutti_memory_release(made->memory);
+}
+
+static unsigned char byte_of(int rank, size_t index) {
+    return (unsigned char)(index * 7 + index / 251 + (size_t)rank * 31);
+}
+
+static void check_bytes(const unsigned char *data, int rank, size_t offset, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++)
+        if (data[i] != byte_of(rank, offset + i))
+            CHECK_EQ(data[i], byte_of(rank, offset + i));
+}
+
+/* ---- copies ---- */
+
+static void put_and_get(tutti_world *world) {
+    size_t bytes = test_sanitized() ? BYTES / 8 : BYTES;
+    block mine = meet(world, bytes);
+    int rank = mine.rank, size = mine.size, next = (rank + 1) % size, before = (rank + size - 1) % size;
+    for (int other = 0; other < size; other++) { /* mapped here, or not */
+        bool here = mine.group->job_ranks[other] >= 0;
+        CHECK_EQ(tutti_peers_buffer(mine.peers, other) != NULL, here);
+        CHECK_EQ(tutti_peers_signal_pad(mine.peers, other) != NULL, here);
+        tutti_view view = TUTTI_VIEW_INIT;
+        CHECK_STATUS(tutti_peers_get_buffer(mine.peers, other, NULL, 0, TUTTI_U8, 0, &view),
+                     here ? TUTTI_OK : TUTTI_ERROR_UNSUPPORTED);
+    }
+    unsigned char *from = malloc(bytes), *to = malloc(bytes);
+    for (size_t i = 0; i < bytes; i++)
+        from[i] = byte_of(rank, i);
+    for (size_t i = 0; i < bytes; i += 1000) /* small ones, then the rest at once */
+        if (i < 50000)
+            CHECK_OK(tutti_peers_put(mine.peers, next, i, from + i, 1000, NULL));
+    CHECK_OK(tutti_peers_put(mine.peers, next, 50000, from + 50000, bytes - 50000, NULL));
+    CHECK_OK(tutti_peers_signal(mine.peers, next, 0, NULL));
+    CHECK_OK(tutti_peers_wait_signal(mine.peers, before, 0, NULL));
+    check_bytes(mine.data, before, 0, bytes);
+    CHECK_OK(tutti_peers_barrier(mine.peers, 0, NULL));
+    for (int other = 0; other < size; other++) {
+        memset(to, 0, bytes);
+        CHECK_OK(tutti_peers_get(mine.peers, other, 5, to, bytes - 5, NULL));
+        check_bytes(to, (other + size - 1) % size, 5, bytes - 5);
+    }
+    CHECK_OK(tutti_peers_barrier(mine.peers, 0, NULL));
+    free(from);
+    free(to);
+    leave(&mine);
+}
+
+TEST(put_and_get_reach_members_here_and_on_other_hosts) {
+    on_hosts(one_each, 2, put_and_get);
+    on_hosts(three_two_one, 6, put_and_get);
+    on_hosts(in_turns, 5, put_and_get);
+}
+
+/* ---- signals, words, order ---- */
+
+/* Three buffers in turn, as the memory model says: no other synchronisation is needed. */
+static void stream_of_messages(tutti_world *world) {
+    block mine = meet(world, 3 * 4096);
+    int last = mine.size - 1, rounds = test_sanitized() ? 20 : 60;
+    unsigned char page[4096];
+    for (int round = 0; round < rounds; round++) {
+        size_t offset = (size_t)(round % 3) * sizeof page;
+        if (mine.rank == 0) {
+            memset(page, round & 255, sizeof page);
+            CHECK_OK(tutti_peers_put(mine.peers, last, offset, page, sizeof page, NULL));
+            CHECK_OK(tutti_peers_signal(mine.peers, last, 0, NULL));
+        } else if (mine.rank == last) {
+            bool arrived = false;
+            while (round % 2 == 0 && !arrived)
+                CHECK_OK(tutti_peers_test_signal(mine.peers, 0, 0, &arrived));
+            if (!arrived)
+                CHECK_OK(tutti_peers_wait_signal(mine.peers, 0, 0, NULL));
+            for (size_t i = 0; i < sizeof page; i++)
+                CHECK_EQ(mine.data[offset + i], round & 255);
+        }
+    }
+    CHECK_OK(tutti_barrier(mine.group, NULL));
+    leave(&mine);
+}
+
+/* Rank 0 puts into rank 2 and signals 1, which signals 2: what 0 put is there, whichever way is quicker. */
+static void order_is_cumulative(tutti_world *world) {
+    block mine = meet(world, 1 << 20);
+    int rounds = test_sanitized() ? 4 : 12;
+    unsigned char *page = malloc(1 << 20);
+    for (int round = 1; round <= rounds; round++) {
+        if (mine.rank == 0) {
+            memset(page, round, 1 << 20);
+            CHECK_OK(tutti_peers_put(mine.peers, 2, 0, page, 1 << 20, NULL));
+            CHECK_OK(tutti_peers_signal(mine.peers, 1, 0, NULL));
+        } else if (mine.rank == 1) {
+            CHECK_OK(tutti_peers_wait_signal(mine.peers, 0, 0, NULL));
+            CHECK_OK(tutti_peers_signal(mine.peers, 2, 0, NULL));
+        } else {
+            CHECK_OK(tutti_peers_wait_signal(mine.peers, 1, 0, NULL));
+            CHECK(mine.data[0] == round && mine.data[(1 << 20) - 1] == round);
+        }
+        CHECK_OK(tutti_peers_barrier(mine.peers, 1, NULL));
+        if (mine.rank == 1) { /* and what it put before a barrier is seen by those who get it */
+            unsigned char seen[2];
+            CHECK_OK(tutti_peers_get(mine.peers, 2, (1 << 20) - 2, seen, 2, NULL));
+            CHECK_EQ(seen[1], round);
+        }
+        CHECK_OK(tutti_peers_barrier(mine.peers, 1, NULL));
+    }
+    free(page);
+    leave(&mine);
+}
+
+static void words(tutti_world *world) {
+    block mine = meet(world, 4096);
+    int next = (mine.rank + 1) % mine.size, before = (mine.rank + mine.size - 1) % mine.size;
+    for (uint64_t value = 1; value <= 20; value++) {
+        uint64_t sent = value * 1000 + (uint64_t)mine.rank;
+        CHECK_OK(tutti_peers_put_with_signal(mine.peers, next, 8 * value, &sent, sizeof sent, 3, value, NULL));
+        CHECK_OK(tutti_peers_wait_for_signal(mine.peers, 3, TUTTI_AT_LEAST, value, NULL));
+        uint64_t got;
+        memcpy(&got, mine.data + 8 * value, sizeof got);
+        CHECK_EQ(got, value * 1000 + (uint64_t)before);
+    }
+    CHECK_STATUS(tutti_peers_wait_for_signal(mine.peers, 4, TUTTI_EQUAL, 1,
+                                             TUTTI_OPTIONS(tutti_call, .timeout_ns = 50 * TU_MILLISECOND)),
+                 TUTTI_ERROR_TIMEOUT);
+    CHECK_OK(tutti_peers_barrier(mine.peers, 0, NULL));
+    leave(&mine);
+}
+
+TEST(signals_words_and_barriers_keep_their_order_between_hosts) {
+    static const int three[] = { 0, 1, 2 };
+    on_hosts(one_each, 2, stream_of_messages);
+    on_hosts(two_and_two, 4, stream_of_messages);
+    on_hosts(three, 3, order_is_cumulative);
+    on_hosts(two_and_two, 4, words);
+}
+
+static void many_barriers(tutti_world *world) {
+    block mine = meet(world, 4096);
+    int rounds = test_sanitized() ? 6 : 20;
+    for (int round = 1; round <= rounds; round++) {
+        for (int other = 0; other < mine.size; other++)
+            CHECK_OK(tutti_peers_put(mine.peers, other, (size_t)mine.rank, &(unsigned char){ (unsigned char)round }, 1,
+                                     NULL));
+        CHECK_OK(tutti_peers_barrier(mine.peers, round % 2, NULL));
+        for (int other = 0; other < mine.size; other++)
+            CHECK_EQ(mine.data[other], (unsigned char)round);
+        CHECK_OK(tutti_peers_barrier(mine.peers, 2, NULL));
+    }
+    leave(&mine);
+}
+
+TEST(what_was_put_before_a_barrier_is_there_after_it_on_every_host) {
+    on_hosts(two_and_two, 4, many_barriers);
+    on_hosts(in_turns, 5, many_barriers);
+}
+
+/* A pool gives the same block out again: signals of its former life do not reach the new one. */
+static void pool_again(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    tutti_pool *pool;
+    CHECK_OK(tutti_pool_new(world, NULL, &pool));
+    for (int life = 0; life < 4; life++) {
+        tutti_memory *memory;
+        tutti_peers *peers;
+        CHECK_OK(tutti_pool_alloc(pool, 4096, &memory));
+        CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+        int rank = tutti_group_rank(group), other = 1 - rank;
+        bool arrived = true;
+        CHECK_OK(tutti_peers_test_signal(peers, other, 0, &arrived));
+        CHECK(!arrived);
+        CHECK_OK(tutti_peers_barrier(peers, 0, NULL));
+        if (rank == 0) /* nobody takes it */
+            CHECK_OK(tutti_peers_signal(peers, other, 0, NULL));
+        tutti_peers_release(peers);
+        tutti_memory_release(memory);
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_pool_release(pool);
+}
+
+TEST(a_block_of_a_pool_is_as_new_when_it_meets_again) {
+    on_hosts(one_each, 2, pool_again);
+}
+
+/* ---- bounds ---- */
+
+/* What a program could not ask for, because the call refuses it, is refused by the owner too. */
+static void outside_of_the_block(tutti_world *world) {
+    block mine = meet(world, 4096);
+    unsigned char canary[64], page[64];
+    unsigned char *pad = tutti_peers_signal_pad(mine.peers, mine.rank);
+    memset(page, 0xee, sizeof page);
+    memcpy(canary, pad, sizeof canary);
+    if (mine.rank == 0) {
+        tu_network_group *side;
+        CHECK_OK(tu_network_group_get(mine.group, &side));
+        CHECK_STATUS(tutti_peers_put(mine.peers, 1, 4090, page, sizeof page, NULL), TUTTI_ERROR_RANGE);
+        uint64_t number = 1; /* of the first rendezvous */
+        CHECK(tu_network_put(side, 1, number, 4090, page, sizeof page));
+        CHECK(tu_network_put(side, 1, number, UINT64_MAX - 8, page, sizeof page));
+        CHECK(tu_network_put(side, 1, number + 7, 0, page, sizeof page)); /* no such block */
+        CHECK(tu_network_set(side, 1, number, 8, 0xeeee));                /* data, not the pad */
+        CHECK(tu_network_set(side, 1, number, UINT64_MAX - 7, 0xeeee));
+        tu_network_tell(side, 1, number, 1, 1u << 30, 1); /* no such channel */
+        tu_network_tell(side, 1, number, 99, 0, 1);
+        tu_network_fetch fetch;
+        CHECK(tu_network_ask_for(side, &fetch, 1, number, 4090, page, sizeof page));
+        while (!atomic_load(&fetch.over))
+            tu_network_poll(side);
+        CHECK(atomic_load(&fetch.refused) && page[0] == 0xee);
+        CHECK(tu_network_put(side, 1, number, 0, page, 8)); /* and this one comes after all of them */
+    }
+    CHECK_OK(tutti_peers_barrier(mine.peers, 0, NULL));
+    if (mine.rank == 1) {
+        for (size_t i = 0; i < 4096; i++)
+            CHECK_EQ(mine.data[i], i < 8 ? 0xee : 0);
+        CHECK(memcmp(canary, pad, sizeof canary) == 0);
+    }
+    CHECK_OK(tutti_peers_barrier(mine.peers, 0, NULL));
+    leave(&mine);
+}
+
+TEST(a_member_cannot_reach_beyond_the_block_that_was_rendezvoused_with_it) {
+    on_hosts(one_each, 2, outside_of_the_block);
+}
+
+static uint64_t drawn(uint64_t *state) {
+    *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return *state >> 33;
+}
+
+/* A number of the kind that is mistaken for a good one: small, huge, or just beyond. */
+static uint64_t odd_number(uint64_t *state) {
+    static const uint64_t odd[] = { 0, 1, 2, 8, 4088, 4096, 4097, UINT32_MAX, UINT64_MAX - 7, UINT64_MAX };
+    uint64_t which = drawn(state) % 16;
+    return which < 10 ? odd[which] : drawn(state) % 5000;
+}
+
+/* A header of the job, with anything in it, and any bytes behind it. */
+static void send_garbage(tu_network_group *side, uint64_t *state) {
+    tu_network *network = side->network;
+    size_t bytes = drawn(state) % 8 == 0 ? 0 : drawn(state) % 700;
+    uint32_t kind = (uint32_t)(drawn(state) % (TU_NETWORK_KINDS + 1));
+    if (kind == TU_NETWORK_GOODBYE || kind == TU_NETWORK_ENDED) /* these two a member may say */
+        kind = TU_NETWORK_MEMORY;
+    pthread_mutex_lock(&network->lock);
+    tu_dispatch *dispatch = tu_network_own_begin(network, 1, bytes);
+    CHECK(dispatch != NULL);
+    for (size_t i = 0; i < bytes; i++)
+        ((unsigned char *)(dispatch + 1))[i] = (unsigned char)drawn(state);
+    tu_network_header header = { .magic = TU_NETWORK_MAGIC,
+                                 .version = TU_NETWORK_VERSION,
+                                 .door = network->peers[1].door,
+                                 .key = drawn(state) % 8 == 0 ? odd_number(state) : side->group->key,
+                                 .sequence = odd_number(state),
+                                 .offset = odd_number(state),
+                                 .total = drawn(state) % 2 == 0 ? bytes : odd_number(state),
+                                 .kind = kind,
+                                 .step = (uint32_t)(drawn(state) % 10),
+                                 .from = drawn(state) % 8 == 0 ? (int32_t)odd_number(state) : 0,
+                                 .said = { .signature = odd_number(state) } };
+    tu_network_own_send(network, dispatch, &header);
+    pthread_mutex_unlock(&network->lock);
+}
+
+static void anything_comes(tutti_world *world) {
+    block mine = meet(world, 4096);
+    tutti_group *quiet;
+    tutti_memory *other;
+    CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &quiet));
+    CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &other)); /* rendezvoused with nobody */
+    CHECK_OK(tutti_barrier(quiet, NULL));
+    if (mine.rank == 0) {
+        tu_network_group *side;
+        CHECK_OK(tu_network_group_get(mine.group, &side));
+        for (uint64_t state = 7, i = 0; i < (test_sanitized() ? 1000 : 4000); i++)
+            send_garbage(side, &state);
+    }
+    CHECK_OK(tutti_barrier(quiet, NULL)); /* all of it has come */
+    for (size_t i = 0; i < 4096; i++)
+        CHECK_EQ(((unsigned char *)tutti_memory_data(other))[i], 0);
+    tutti_memory_release(other);
+    tutti_group_release(quiet);
+    leave(&mine);
+}
+
+TEST(whatever_a_member_sends_reaches_nothing_but_its_blocks) {
+    setenv("TUTTI_LOG_FILE", "/dev/null", 1); /* what is dropped is told */
+    on_hosts(one_each, 2, anything_comes);
+    unsetenv("TUTTI_LOG_FILE");
+}
+
+static void blocks_differ(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    tutti_memory *memory;
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_alloc(world, tutti_group_rank(group) == 1 ? 8192 : 4096, NULL, &memory));
+    CHECK_STATUS(tutti_memory_rendezvous(memory, group, &peers), TUTTI_ERROR_MISMATCH);
+    CHECK(strstr(tutti_error_message(), "byte size") != NULL);
+    tutti_memory_release(memory);
+    CHECK_OK(tutti_barrier(group, NULL)); /* it ended nothing */
+}
+
+TEST(blocks_that_differ_between_hosts_are_told_and_end_nothing) {
+    on_hosts(two_and_two, 4, blocks_differ);
+}
+
+/* ---- failures ---- */
+
+static void nobody_signals(tutti_world *world) {
+    block mine = meet(world, 4096);
+    if (mine.rank == 0) {
+        CHECK_STATUS(
+            tutti_peers_wait_signal(mine.peers, 1, 0, TUTTI_OPTIONS(tutti_call, .timeout_ns = 100 * TU_MILLISECOND)),
+            TUTTI_ERROR_TIMEOUT);
+        CHECK(strstr(tutti_error_message(), "peers_wait_signal") != NULL);
+        CHECK_OK(tutti_peers_signal(mine.peers, 1, 0, NULL));
+        CHECK_STATUS(tutti_peers_signal(mine.peers, 1, 0, /* the first was not taken */
+                                        TUTTI_OPTIONS(tutti_call, .timeout_ns = 100 * TU_MILLISECOND)),
+                     TUTTI_ERROR_TIMEOUT);
+    }
+    CHECK_OK(tutti_barrier(mine.group, NULL)); /* only those calls ended */
+    leave(&mine);
+}
+
+TEST(a_signal_that_runs_out_of_time_ends_only_that_call) {
+    on_hosts(one_each, 2, nobody_signals);
+}
+
+/* Rank 1 dies while the others wait in a signal, a barrier, a get and a put, on its host and on others. */
+static void one_dies(tutti_world *world) {
+    block mine = meet(world, 8 << 20);
+    unsigned char *page = calloc(1, 8 << 20);
+    tutti_status status = tutti_peers_barrier(mine.peers, 0, NULL); /* it may die before all are out of it */
+    if (mine.rank == 1) {
+        CHECK_OK(tutti_peers_wait_signal(mine.peers, 0, 0, NULL));
+        kill(getpid(), SIGKILL);
+    }
+    if (mine.rank == 0)
+        CHECK_OK(tutti_peers_signal(mine.peers, 1, 0, NULL));
+    while (status == TUTTI_OK) {
+        if (mine.rank == 0)
+            status = tutti_peers_wait_signal(mine.peers, 1, 1, NULL);
+        else if (mine.rank == 2)
+            status = tutti_peers_barrier(mine.peers, 1, NULL);
+        else if (mine.rank == 3)
+            status = tutti_peers_get(mine.peers, 1, 0, page, 8 << 20, NULL);
+        else
+            status = tutti_peers_put(mine.peers, 1, 0, page, 8 << 20, NULL);
+    }
+    CHECK_STATUS(status, TUTTI_ERROR_DEAD);
+    tutti_error_info info = TUTTI_ERROR_INFO_INIT;
+    CHECK_OK(tutti_error_detail(&info));
+    CHECK(info.at_fault_count == 1 && info.at_fault[0] == 1);
+    free(page);
+    leave(&mine);
+}
+
+TEST(a_dead_rank_ends_puts_gets_signals_and_barriers_on_every_host) {
+    static const int apart[] = { 0, 1, 0, 2, 2 };
+    on_hosts(apart, 5, one_dies);
+}
+
+static void no_plugin(tutti_world *world) {
+    tutti_memory *memory;
+    tutti_peers *peers;
+    CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &memory));
+    CHECK_STATUS(tutti_memory_rendezvous(memory, tutti_world_group(world), &peers), TUTTI_ERROR_UNSUPPORTED);
+    CHECK(strstr(tutti_error_message(), "tutti-ucx") != NULL);
+    tutti_memory_release(memory);
+}
+
+TEST(without_the_plugin_a_rendezvous_across_hosts_names_it) {
+    char kept[512];
+    snprintf(kept, sizeof kept, "%s", getenv("TUTTI_PLUGIN_PATH") != NULL ? getenv("TUTTI_PLUGIN_PATH") : "");
+    plugin_needed = false;
+    setenv("TUTTI_PLUGIN_PATH", "/nonexistent", 1);
+    on_hosts(one_each, 2, no_plugin);
+    setenv("TUTTI_PLUGIN_PATH", kept, 1);
+    plugin_needed = true;
+}
