@@ -4,6 +4,7 @@
  */
 #include "fused/device.h"
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -487,16 +488,75 @@ static tutti_status start_product(void *context, const tu_backend_kernel *kernel
     return device->table->together(device->state, device->index, of->run->stream, of->product, kernel, blocks);
 }
 
+/* Kernels that compute and communicate at once take this rank's whole share of the device, so those of two groups run
+ * one after the other, on whichever streams they are: two at a time, on different ranks different ones, would wait for
+ * each other's processors. One for each rank, with its world. */
+typedef struct queue {
+    pthread_mutex_t lock;
+    tu_device *device; /* of what follows; NULL: there was no call yet */
+    void *last, *done; /* the stream of the last call that was not captured, and an event behind it */
+} queue;
+
+static tutti_status make_queue(void *owner, void **made) {
+    (void)owner;
+    queue *queue = calloc(1, sizeof *queue);
+    if (queue == NULL)
+        return tu_error_memory("the state of fused operations", sizeof *queue);
+    pthread_mutex_init(&queue->lock, NULL);
+    *made = queue;
+    return TUTTI_OK;
+}
+
+static void forget_last(queue *queue) {
+    if (queue->done != NULL)
+        queue->device->table->unmark(queue->device->state, queue->device->index, queue->done);
+    queue->done = queue->last = NULL;
+}
+
+static void end_queue(void *ended) {
+    queue *queue = ended;
+    forget_last(queue);
+    pthread_mutex_destroy(&queue->lock);
+    free(queue);
+}
+
+static const tu_attachment queue_attachment = { .make = make_queue, .end = end_queue };
+
+static tutti_status run_in_turn(tu_fused_run *run, start *start) {
+    tu_device *device = run->device;
+    tutti_call call = call_on(run->stream);
+    void *found;
+    tutti_status status = tu_world_attachment(tutti_group_world(run->group), &queue_attachment, &found);
+    if (status != TUTTI_OK)
+        return status;
+    queue *queue = found;
+    pthread_mutex_lock(&queue->lock);
+    if (queue->device != device)
+        forget_last(queue);
+    queue->device = device;
+    if (queue->done != NULL && queue->last != run->stream && !run->capturing)
+        status = device->table->join(device->state, device->index, run->stream, queue->done);
+    if (status == TUTTI_OK)
+        status = tu_peers_run(run->peers, run->call->entry->name, start_product, start, &call);
+    if (status == TUTTI_OK && !run->capturing) {
+        forget_last(queue);
+        queue->last = run->stream;
+        if (device->table->mark(device->state, device->index, run->stream, &queue->done) != TUTTI_OK)
+            queue->done = NULL;
+    }
+    pthread_mutex_unlock(&queue->lock);
+    return status;
+}
+
 static tutti_status run_together(tu_fused_run *run, tu_device_together *product) {
     char *first = tu_symmetric_mapped(run->peers, 0), *second = tu_symmetric_mapped(run->peers, 1);
-    tutti_call call = call_on(run->stream);
     start start = { run, product };
     product->rank = run->rank;
     product->size = run->size;
     product->boards = (tu_together_board *)first;
     product->step = (size_t)(second - first);
     atomic_fetch_add_explicit(&run->room->together, 1, memory_order_relaxed);
-    return tu_peers_run(run->peers, run->call->entry->name, start_product, &start, &call);
+    return run_in_turn(run, &start);
 }
 
 tutti_status tu_fused_gather_together(tu_fused_gather *gather, tu_device_together *product) {

@@ -24,7 +24,9 @@
  *
  * WHY NOTHING LOCKS UP WHERE RANKS SHARE A DEVICE. What waits for other ranks is one thread block per rank, and waits
  * for kernels alone that wait for nobody: products and sums. So there is always room for these. A kernel that computes
- * and communicates at once has no more thread blocks than the device has processors for each of the ranks on it.
+ * and communicates at once has no more thread blocks than the device has processors for each of the ranks on it, and a
+ * rank's run one after the other, also those of several groups. Graphs that hold such kernels of several groups must
+ * not run at the same time.
  */
 #ifndef TU_FUSED_DEVICE_H
 #define TU_FUSED_DEVICE_H

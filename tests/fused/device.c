@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Fused products on a device (TEST_DEVICE=cuda): values against the CPU's, gradients, errors, graphs. What a single
- * rank computes also runs with the stand-in for the driver; worlds of several ranks need a GPU, on which all of them
- * are.
+ * Fused products on a device (TEST_DEVICE=cuda): values against the CPU's, gradients, errors, graphs. What is small
+ * also runs with the stand-in for the driver; the kernels that compute and communicate at once, large products and
+ * graphs need a GPU, on which all ranks are.
  */
 #include <signal.h>
+
+#include <tutti/compile.h>
+#include <tutti/graph.h>
 
 #include "fused/device.h"
 #include "gpu.h"
@@ -123,7 +126,7 @@ static void check_gather(tutti_group *group, tt_dims shape, int dim, tutti_dtype
     CHECK(tt_equal(back(made.at[0]), tt_matmul(all, b1)));
 }
 
-TEST_GPU(every_dimension_is_gathered_from_shards_of_any_layout) {
+TEST_RANKS(every_dimension_is_gathered_from_shards_of_any_layout) {
     BEGIN;
     tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16, TUTTI_I32 };
     for (int i = 0; i < 4; i++)
@@ -154,7 +157,7 @@ TEST_GPU(large_shards_are_multiplied_while_others_are_waited_for) {
     END;
 }
 
-TEST_GPU(every_dimension_is_scattered) {
+TEST_RANKS(every_dimension_is_scattered) {
     BEGIN;
     tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16 };
     for (int i = 0; i < 3; i++)
@@ -322,7 +325,7 @@ static void check_scaled(tutti_group *group, int64_t depth, bool by_rows) {
     CHECK(part != NULL && tt_equal(back(part), part_of(sum, 0, rank, ranks)));
 }
 
-TEST_GPU(narrow_matrices_with_one_scale_or_one_for_each_row_are_multiplied) {
+TEST_RANKS(narrow_matrices_with_one_scale_or_one_for_each_row_are_multiplied) {
     BEGIN;
     for (int by_rows = 0; by_rows < 2; by_rows++) {
         check_scaled(group, 32, by_rows != 0);
@@ -331,7 +334,7 @@ TEST_GPU(narrow_matrices_with_one_scale_or_one_for_each_row_are_multiplied) {
     END;
 }
 
-TEST_GPU(gradients_are_fused_forms_and_agree_with_the_cpu) {
+TEST_RANKS(gradients_are_fused_forms_and_agree_with_the_cpu) {
     BEGIN;
     tt_tensor *grads[2][4];
     for (int on = 0; on < 2; on++) {
@@ -355,7 +358,7 @@ TEST_GPU(gradients_are_fused_forms_and_agree_with_the_cpu) {
 
 /* ---- what goes wrong ---- */
 
-TEST_GPU(calls_that_differ_are_told_on_every_rank_and_end_nothing) {
+TEST_RANKS(calls_that_differ_are_told_on_every_rank_and_end_nothing) {
     BEGIN;
     tt_tensor *right = there(whole(tt_shape(4, 6), TUTTI_F32, 1)), *x = there(whole(tt_shape(6, 4), TUTTI_F32, rank));
     for (int round = 0; round < 2; round++) {
@@ -375,7 +378,7 @@ TEST_GPU(calls_that_differ_are_told_on_every_rank_and_end_nothing) {
     END;
 }
 
-TEST_GPU(a_rank_that_does_not_come_is_named_and_the_device_goes_on) {
+TEST_RANKS(a_rank_that_does_not_come_is_named_and_the_device_goes_on) {
     BEGIN;
     tutti_group *few;
     CHECK_OK(tutti_group_new(world, NULL, ranks, NULL, &few));
@@ -394,6 +397,222 @@ TEST_GPU(a_rank_that_does_not_come_is_named_and_the_device_goes_on) {
     END;
 }
 
+/* ---- inside one kernel ---- */
+
+/* Keeps a stream from going on until the host sets the word that is returned. */
+static volatile uint32_t *hold_stream(void *stream) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *word;
+    int (*allocate)(void **, size_t) = (int (*)(void **, size_t))dlsym(library, "cuMemAllocHost_v2");
+    int (*await)(void *, uint64_t, uint32_t, unsigned) =
+        (int (*)(void *, uint64_t, uint32_t, unsigned))dlsym(library, "cuStreamWaitValue32_v2");
+    (void)graphs(); /* the device's context is current */
+    CHECK(allocate != NULL && await != NULL && allocate(&word, sizeof(uint32_t)) == 0);
+    *(volatile uint32_t *)word = 0;
+    CHECK_EQ(await(stream, (uint64_t)(uintptr_t)word, 1, 0), 0);
+    return word;
+}
+
+typedef struct inside {
+    tutti_group *group;
+    tt_tensor *shard, *tall, *right, *gathered, *part;
+} inside;
+
+/* Tensors for calls that are made in one kernel, and what they give. */
+static inside inside_of(tutti_group *group) {
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
+    tt_dims shape = tt_shape(256, 64), tall = tt_shape(256 * ranks, 64);
+    tt_tensor *right = whole(tt_shape(64, 512), TUTTI_BF16, 3), *sum = NULL;
+    for (int from = 0; from < ranks; from++) {
+        tt_tensor *one = part_of(tt_matmul(whole(tall, TUTTI_BF16, from), right), 0, rank, ranks);
+        sum = from == 0 ? tt_to(one, TUTTI_F32) : tt_add(sum, tt_to(one, TUTTI_F32));
+    }
+    return (inside){ .group = group,
+                     .shard = there(whole(shape, TUTTI_BF16, rank)),
+                     .tall = there(whole(tall, TUTTI_BF16, rank)),
+                     .right = there(right),
+                     .gathered = tt_matmul(all_of(shape, TUTTI_BF16, ranks, 0), right),
+                     .part = tt_to(sum, TUTTI_BF16) };
+}
+
+static tt_tensor *call_inside(const inside *of, bool scatters) {
+    if (scatters)
+        return tt_fused_matmul_reduce_scatter(of->tall, of->right, TUTTI_SUM, 0, of->group);
+    tt_tensor_list made = tt_fused_all_gather_matmul(of->shard, tt_tensors(of->right), 0, of->group, NULL);
+    return made.count == 1 ? made.at[0] : NULL;
+}
+
+static void check_inside(const inside *of) {
+    for (int scatters = 0; scatters < 2; scatters++) {
+        tt_tensor *made = call_inside(of, scatters != 0);
+        CHECK(made != NULL && tt_equal(back(made), scatters ? of->part : of->gathered));
+    }
+    CHECK_OK(tutti_group_check(of->group));
+}
+
+/* All ranks have agreed on the call and enqueued it, but rank 1's stream does not come to it: the others wait inside
+ * the kernel, until their time is over, or, with `aborts`, until rank 0 ends the group. */
+static void check_held(tutti_world *world, bool scatters, bool aborts) {
+    tutti_group *all = tutti_world_group(world), *few;
+    int rank = tutti_group_rank(all);
+    CHECK_OK(tutti_group_new(world, NULL, tutti_group_size(all), NULL, &few));
+    inside of = inside_of(few);
+    check_inside(&of);
+    CHECK(tt_synchronize(test_device()));
+    CHECK_OK(tutti_barrier(all, NULL));
+    CHECK_OK(tutti_group_set_timeout(few, aborts ? 3600000000000 : 300000000));
+    volatile uint32_t *held = rank == 1 ? hold_stream(tt_stream(test_device())) : NULL;
+    CHECK(call_inside(&of, scatters) != NULL);
+    if (aborts && rank == 0)
+        CHECK_OK(tutti_group_abort(few, "enough of it"));
+    if (rank != 1) {
+        (void)tt_synchronize(test_device());
+        tutti_status status = tutti_group_check(few);
+        if (rank == 0)
+            CHECK_EQ(status, aborts ? TUTTI_ERROR_ABORTED : TUTTI_ERROR_TIMEOUT);
+        CHECK(status != TUTTI_OK);
+        CHECK_MESSAGE(aborts ? "enough of it" : tutti_group_size(all) == 2 ? "rank 1" : "rank");
+        tt_error_clear();
+    }
+    CHECK_OK(tutti_barrier(all, NULL));
+    if (held != NULL)
+        *held = 1;
+    (void)tt_synchronize(test_device());
+    tt_error_clear();
+    CHECK(tutti_group_check(few) != TUTTI_OK);
+    CHECK(call_inside(&of, scatters) == NULL); /* the group has ended */
+    tt_error_clear();
+    tt_tensor *x = there(whole(tt_shape(64, 64), TUTTI_F32, rank));
+    CHECK(tt_equal(back(tt_matmul(x, x)), tt_matmul(back(x), back(x)))); /* the device has not */
+    CHECK_OK(tutti_barrier(all, NULL));
+    of = inside_of(all);
+    check_inside(&of);
+    tutti_group_release(few);
+}
+
+TEST_GPU(a_rank_that_does_not_come_in_time_is_named_by_a_kernel_that_waits_and_the_device_goes_on) {
+    BEGIN;
+    check_held(world, false, false);
+    check_held(world, true, false);
+    END;
+}
+
+TEST_GPU(a_group_that_is_aborted_ends_kernels_that_wait_and_the_device_goes_on) {
+    BEGIN;
+    check_held(world, false, true);
+    check_held(world, true, true);
+    END;
+}
+
+/* Calls of two groups on three streams, without a word between them: they take turns by themselves. */
+TEST_GPU(one_kernel_runs_on_several_streams_and_for_several_groups) {
+    BEGIN;
+    enum {
+        ROUNDS = 18
+    };
+    tutti_group *other;
+    CHECK_OK(tutti_group_new_subgroups(group, ranks % 2 == 0 && ranks > 2 ? 2 : ranks, NULL, NULL, &other));
+    inside of[2] = { inside_of(group), inside_of(other) };
+    void *streams[3] = { tt_stream(test_device()), tt_stream_new(test_device()), tt_stream_new(test_device()) };
+    tt_tensor *made[ROUNDS];
+    CHECK(tt_synchronize(test_device()));
+    for (int i = 0; i < ROUNDS; i++) {
+        CHECK(tt_stream_set(test_device(), streams[i % 3]));
+        made[i] = call_inside(&of[i % 2], i / 2 % 2 != 0);
+        CHECK(made[i] != NULL);
+    }
+    CHECK(tt_synchronize(test_device()));
+    for (int i = 0; i < ROUNDS; i++)
+        CHECK(tt_equal(back(made[i]), i / 2 % 2 != 0 ? of[i % 2].part : of[i % 2].gathered));
+    CHECK(tt_stream_set(test_device(), streams[0]));
+    for (int i = 1; i < 3; i++)
+        tt_stream_release(test_device(), streams[i]);
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_group_release(other);
+    END;
+}
+
+/* ---- compiled ---- */
+
+typedef struct layer {
+    tutti_group *group;
+} layer;
+
+/* All-gather, product, product, reduce-scatter: what a layer that is split over ranks does. */
+static int split_layer(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    const layer *of = user;
+    tt_tensor *hidden = tt_relu(tt_matmul(tt_all_gather(inputs.at[0], 0, of->group), inputs.at[1]));
+    outputs[0] = tt_reduce_scatter(tt_matmul(hidden, inputs.at[2]), TUTTI_SUM, 0, of->group);
+    return 1;
+}
+
+/* What it gives and its gradients, eager or compiled, of inputs that are made anew. */
+static void run_layer(const layer *of, tt_compiled *fast, tutti_dtype dtype, tt_tensor *results[4]) {
+    int rank = tutti_group_rank(of->group);
+    tt_tensor *leaves[3] = { there(whole(tt_shape(16, 32), dtype, rank)),
+                             there(whole(tt_shape(32, 16), dtype, 70 + rank)),
+                             there(whole(tt_shape(16, 8), dtype, 80 + rank)) };
+    for (int i = 0; i < 3; i++)
+        tt_require_grad(leaves[i] = tt_detach(leaves[i]), true);
+    if (fast == NULL)
+        CHECK_EQ(split_layer(tt_tensors_of(3, leaves), results, (void *)of), 1);
+    else
+        results[0] = tt_compiled_call(fast, tt_tensors_of(3, leaves)).at[0];
+    CHECK_OK(tt_error_show());
+    tt_backward(tt_sum(results[0]), NULL);
+    CHECK_OK(tt_error_show());
+    for (int i = 0; i < 3; i++)
+        results[1 + i] = tt_grad(leaves[i]);
+}
+
+static void check_compiled(tutti_group *group, tutti_dtype dtype) {
+    layer of = { group };
+    tt_compiled *fast;
+    tt_tensor *expected[4], *found[4];
+    run_layer(&of, NULL, dtype, expected);
+    CHECK(tt_compile(split_layer, &of,
+                     TUTTI_OPTIONS(tt_compile_options, .with = "gather_matmul,matmul_scatter", .full = true), &fast));
+    for (int round = 0; round < 3; round++) {
+        run_layer(&of, fast, dtype, found);
+        for (int i = 0; i < 4; i++)
+            CHECK(found[i] != NULL && tt_device_of(found[i]) == test_device() &&
+                  tt_equal(back(found[i]), back(expected[i])));
+    }
+    tt_compiled_release(&fast);
+}
+
+/* The graph of the function on tensors of the device has the fused forms, and only them. */
+static void check_fused_graph(tutti_group *group) {
+    layer of = { group };
+    tt_graph *graph;
+    tt_tensor *inputs[3] = { there(whole(tt_shape(16, 32), TUTTI_F32, 1)), there(whole(tt_shape(32, 16), TUTTI_F32, 2)),
+                             there(whole(tt_shape(16, 8), TUTTI_F32, 3)) };
+    CHECK(tt_capture(split_layer, &of, tt_tensors_of(3, inputs), &graph));
+    CHECK(tt_graph_pass(graph, "gather_matmul") && tt_graph_pass(graph, "matmul_scatter") &&
+          tt_graph_pass(graph, "dead"));
+    CHECK_EQ(tt_graph_count_of(graph, "fused_all_gather_matmul"), 1);
+    CHECK_EQ(tt_graph_count_of(graph, "fused_matmul_reduce_scatter"), 1);
+    CHECK(tt_graph_count_of(graph, "matmul") == 0 && tt_graph_count_of(graph, "wait") == 0);
+    tt_graph_release(&graph);
+}
+
+TEST_RANKS(compiled_functions_use_fused_products_on_the_device_forward_and_backward) {
+    BEGIN;
+    tutti_group *fresh;
+    CHECK_OK(tutti_group_new(world, NULL, ranks, NULL, &fresh));
+    check_fused_graph(fresh);
+    CHECK_EQ(tu_fused_device_bytes(fresh), 0u);
+    check_compiled(fresh, TUTTI_F32);
+    CHECK(tu_fused_device_bytes(fresh) > 0); /* fused operations ran */
+    int64_t before = tu_fused_together(fresh);
+    if (access("/dev/nvidiactl", F_OK) == 0) {
+        check_compiled(fresh, TUTTI_BF16);
+        CHECK(!is_hopper() || tu_fused_together(fresh) - before >= 3 * 3); /* forward twice, backward at least once */
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_group_release(fresh);
+    END;
+}
+
 /* ---- graphs ---- */
 
 TEST_GPU(calls_are_captured_and_replayed_and_a_workspace_that_would_grow_is_an_error) {
@@ -403,7 +622,9 @@ TEST_GPU(calls_are_captured_and_replayed_and_a_workspace_that_would_grow_is_an_e
     tt_tensor *x = there(whole(tt_shape(64, 64), TUTTI_F32, rank)),
               *right = there(whole(tt_shape(64, 32), TUTTI_F32, 3)),
               *large = there(whole(tt_shape(256, 64), TUTTI_F32, rank)),
-              *tall = there(whole(tt_shape(64 * ranks, 64), TUTTI_F32, rank));
+              *tall = there(whole(tt_shape(64 * ranks, 64), TUTTI_F32, rank)),
+              *narrow = there(whole(tt_shape(512 * ranks, 64), TUTTI_BF16, rank)),
+              *wide = there(whole(tt_shape(64, 512), TUTTI_BF16, 3));
     for (int round = 0; round < 2; round++) { /* both halves, and everything that is made on first use */
         CHECK(tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).count == 1);
         CHECK(tt_fused_matmul_reduce_scatter(tall, right, TUTTI_SUM, 0, group) != NULL);
@@ -415,6 +636,8 @@ TEST_GPU(calls_are_captured_and_replayed_and_a_workspace_that_would_grow_is_an_e
               *part = tt_fused_matmul_reduce_scatter(tall, right, TUTTI_SUM, 0, group);
     FAILS(tt_fused_all_gather_matmul(large, tt_tensors(right), 0, group, NULL), TUTTI_ERROR_STATE,
           "would have to grow to");
+    FAILS(tt_fused_matmul_reduce_scatter(narrow, wide, TUTTI_SUM, 0, group), TUTTI_ERROR_STATE,
+          "bytes on the device and would have to grow to"); /* what is made in one kernel too */
     CHECK_EQ(graph.end(stream, &captured), 0);
     CHECK(y != NULL && part != NULL);
     CHECK_EQ(graph.instantiate(&executable, captured, 0), 0);
@@ -519,6 +742,38 @@ static tutti_status one_dies(tutti_world *world, void *argument) {
     CHECK_OK(tt_scope_close(&scope));
     fflush(stdout);
     _exit(0);
+}
+
+/* The last rank dies when all have agreed on a call, and the others wait for it inside the kernel. */
+static tutti_status one_dies_inside(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
+    tt_scope scope = tt_scope_open();
+    inside of = inside_of(group);
+    check_inside(&of);
+    CHECK(tt_synchronize(test_device()));
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (rank == ranks - 1)
+        (void)hold_stream(tt_stream(test_device()));
+    CHECK(call_inside(&of, argument != NULL) != NULL);
+    if (rank == ranks - 1)
+        raise(SIGKILL);
+    (void)tt_synchronize(test_device());
+    tt_error_clear();
+    CHECK_STATUS(tutti_group_check(group), TUTTI_ERROR_DEAD);
+    CHECK(tt_equal(back(tt_matmul(of.shard, of.right)), tt_matmul(back(of.shard), back(of.right))));
+    CHECK_OK(tt_scope_close(&scope));
+    fflush(stdout);
+    _exit(0);
+}
+
+TEST_LIMIT(a_rank_that_dies_while_others_wait_inside_a_kernel_is_an_error_and_the_device_goes_on, 120) {
+    gpu_needed();
+    if (getenv("CUDA_MPS_PIPE_DIRECTORY") != NULL)
+        SKIP("under MPS a death may take the server with it");
+    for (int scatters = 0; scatters < 2; scatters++)
+        CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, one_dies_inside, scatters ? "scatters" : NULL),
+                     TUTTI_ERROR_DEAD);
 }
 
 TEST_LIMIT(a_dead_rank_is_an_error_and_the_device_goes_on, 120) {

@@ -35,8 +35,14 @@ static inline void gpu_needed(void) {
         SKIP("no GPU on this machine");
 }
 
-/* The body runs on every rank, as threads and as processes, each with a stream of its own. */
-#define TEST_GPU(sentence)                                            \
+static inline void device_needed(void) {
+    const char *name = getenv("TEST_DEVICE");
+    if (name == NULL || name[0] == 0)
+        SKIP("this is the cpu");
+}
+
+/* The body runs on every rank, with a stream of its own. */
+#define RANK_ON_DEVICE(sentence)                                      \
     static void on_gpu_##sentence(tutti_world *world);                \
     static void rank_##sentence(tutti_world *world, void *argument) { \
         (void)argument;                                               \
@@ -46,17 +52,24 @@ static inline void gpu_needed(void) {
         on_gpu_##sentence(world);                                     \
         tt_stream_release(test_device(), stream);                     \
         CHECK_OK(tt_scope_close(&outer));                             \
-    }                                                                 \
-    TEST_LIMIT(sentence##_as_threads, 60) {                           \
-        gpu_needed();                                                 \
-        test_threads(gpu_ranks(), rank_##sentence, NULL);             \
-        test_device_leave();                                          \
-    }                                                                 \
-    TEST_LIMIT(sentence##_as_processes, 60) {                         \
-        gpu_needed();                                                 \
-        test_processes(gpu_ranks(), rank_##sentence, NULL);           \
-    }                                                                 \
+    }
+
+#define TEST_ON_DEVICES(sentence, needed_by_threads)        \
+    RANK_ON_DEVICE(sentence)                                \
+    TEST_LIMIT(sentence##_as_threads, 60) {                 \
+        needed_by_threads();                                \
+        test_threads(gpu_ranks(), rank_##sentence, NULL);   \
+        test_device_leave();                                \
+    }                                                       \
+    TEST_LIMIT(sentence##_as_processes, 60) {               \
+        gpu_needed();                                       \
+        test_processes(gpu_ranks(), rank_##sentence, NULL); \
+    }                                                       \
     static void on_gpu_##sentence(tutti_world *world)
+
+/* As threads and as processes: on a GPU; or, as threads, also with the stand-in for the driver. */
+#define TEST_GPU(sentence) TEST_ON_DEVICES(sentence, gpu_needed)
+#define TEST_RANKS(sentence) TEST_ON_DEVICES(sentence, device_needed)
 
 /* From 1 to 7: scales with which products stay exact. */
 static inline tt_tensor *positive(tt_tensor *x) {
