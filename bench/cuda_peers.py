@@ -84,10 +84,12 @@ def candidates(bytes_):
     out = torch.as_tensor(View(address + bytes_, count), device="cuda").view(torch.bfloat16)
     group_name = dist.group.WORLD.group_name
 
-    def call(algorithm, target):
+    lone, lone_out = torch.empty(count, dtype=torch.bfloat16, device="cuda"), torch.empty(count, dtype=torch.bfloat16, device="cuda")
+
+    def call(algorithm, target, source=address):
         def run():
             options = Call(ctypes.sizeof(Call), 60_000_000_000, torch.cuda.current_stream().cuda_stream, algorithm, None, None, None, None)
-            must(tutti.tutti_all_reduce(group, ctypes.c_void_p(address), ctypes.c_void_p(target), ctypes.c_size_t(count), BF16, SUM, ctypes.byref(options)))
+            must(tutti.tutti_all_reduce(group, ctypes.c_void_p(source), ctypes.c_void_p(target), ctypes.c_size_t(count), BF16, SUM, ctypes.byref(options)))
         return run
 
     table = {
@@ -96,10 +98,11 @@ def candidates(bytes_):
         "tutti one-shot": (ours, out, call(2, address + bytes_)),
         "tutti two-shot": (ours, ours, call(3, address)),
         "tutti auto": (ours, out, call(0, address + bytes_)),
+        "tutti private": (lone, lone_out, call(0, lone_out.data_ptr(), lone.data_ptr())),
     }
     if size == 8 and bytes_ > 2 << 20:
         del table["torch two-shot"]  # its grid does not fit one GPU at this size: it never finishes
-    return table, (memory, peers, theirs, out)
+    return table, (memory, peers, theirs, out, lone, lone_out)
 
 
 def check(name, tensor, result, run):

@@ -6,8 +6,8 @@
 import json
 import sys
 
-print("| ranks | bytes | one-shot us (PyTorch) | ratio | two-shot us (PyTorch) | ratio | automatic us | ratio to PyTorch's better | share of bandwidth |")
-print("|---|---|---|---|---|---|---|---|---|")
+print("| ranks | bytes | one-shot us (PyTorch) | ratio | two-shot us (PyTorch) | ratio | automatic us | ratio to PyTorch's better | share of bandwidth | private buffers us |")
+print("|---|---|---|---|---|---|---|---|---|---|")
 for path in sorted(sys.argv[1:], key=lambda p: json.load(open(p))["ranks"]):
     data = json.load(open(path))
     for row in data["rows"]:
@@ -21,4 +21,4 @@ for path in sorted(sys.argv[1:], key=lambda p: json.load(open(p))["ranks"]):
         better = min(row[name] for name in ("torch one-shot", "torch two-shot") if name in row)
         auto = row["tutti auto"]
         share = 2 * row["size"] * row["ranks"] / (auto / 1e6) / data["bandwidth"]
-        print(f"| {row['ranks']} | {row['size']} | {one} | {one_ratio} | {two} | {two_ratio} | {auto:.1f} | {auto / better:.2f} | {share:.0%} |")
+        print(f"| {row['ranks']} | {row['size']} | {one} | {one_ratio} | {two} | {two_ratio} | {auto:.1f} | {auto / better:.2f} | {share:.0%} | {row['tutti private']:.1f} |")

@@ -35,6 +35,14 @@ static __device__ __forceinline__ piece piece_of(uint64_t share, uint64_t count,
     return { from < count ? from : count, to < count ? to : count };
 }
 
+/* How much of each part goes through the stage in one round, where `most` has room there and the longest part has
+ * `longest`: rounds of one length, so that a short operation too is cut among all blocks. `most` consists of grains. */
+static __device__ __forceinline__ uint64_t share_of(uint64_t longest, uint64_t most, uint64_t grain) {
+    uint64_t rounds = longest > most ? (longest + most - 1) / most : 1;
+    uint64_t share = (longest + rounds - 1) / rounds;
+    return share == 0 ? grain : (share + grain - 1) / grain * grain;
+}
+
 /* By all threads of the block together. */
 static __device__ void copy_bytes(uint8_t *to, const uint8_t *from, uint64_t bytes) {
     uint64_t done = 0;

@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid
         pull(args, 0, UINT64_MAX, false);
         meet(meeting, epoch);
     } else if (good) {
-        const uint64_t share = args.stage_bytes / meeting.size;
+        const uint64_t share = share_of(longest, args.stage_bytes / meeting.size, 16);
         for (uint64_t skip = 0; skip < longest; skip += share) {
             for (int peer = 0; args.source == 0 && peer < meeting.size; peer++) {
                 const tu_cuda_move_part &part = part_of(args, peer);

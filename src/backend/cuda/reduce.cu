@@ -309,40 +309,58 @@ static __device__ void reduce_direct(const tu_cuda_reduce_args &args, sources &g
     meet(meeting, epoch); /* nobody reads my buffers, or still owes me a slice, after this */
 }
 
-/* In rounds through staging: some input is private, or some output is and slices have to be gathered. Round k takes
- * elements [k * share, (k + 1) * share) of every part. Each block stages exactly what the same block of its peers will
- * read. */
+/* How the rounds through staging are cut: round k takes elements [k * share, (k + 1) * share) of every part. */
+struct rounds {
+    int parts;
+    uint64_t grain, longest, share;
+};
+template <class Type> static __device__ rounds rounds_of(const tu_cuda_reduce_args &args) {
+    rounds cut = { args.mode == TU_CUDA_ONE_SHOT ? 1 : args.meeting.size, 16 / sizeof(typename Type::storage), 0, 0 };
+    for (int part = 0; part < cut.parts; part++)
+        cut.longest = max(cut.longest, part_of(args, part, args.meeting.size, cut.grain).count);
+    cut.share = share_of(cut.longest, args.stage_bytes / 16 / cut.parts * cut.grain, cut.grain);
+    return cut;
+}
+
+/* Each block stages exactly what the same block of its peers will read. */
+template <class Type>
+static __device__ __noinline__ void stage_round(const tu_cuda_reduce_args &args, const rounds &cut, uint64_t round) {
+    typedef typename Type::storage storage;
+    for (int part = 0; part < cut.parts; part++) {
+        range whole = part_of(args, part, args.meeting.size, cut.grain);
+        uint64_t skip = min(round * cut.share, whole.count), count = min(cut.share, whole.count - skip);
+        piece mine = piece_of(cut.share, count, cut.grain);
+        copy_bytes((uint8_t *)args.stage + (part * cut.share + mine.from) * sizeof(storage),
+                   (const uint8_t *)args.in + (whole.first + skip + mine.from) * sizeof(storage),
+                   (mine.to - mine.from) * sizeof(storage));
+    }
+}
+
+/* In rounds through staging: some input is private, or some output is and slices have to be gathered. The first round
+ * was staged before the meeting that told so. */
 template <class Type, int fixed>
 static __device__ __noinline__ void reduce_staged(const tu_cuda_reduce_args &args, sources &given,
                                                   meeting_epoch &epoch) {
     typedef typename Type::storage storage;
     const tu_cuda_meeting &meeting = args.meeting;
-    const int ranks = meeting.size, parts = args.mode == TU_CUDA_ONE_SHOT ? 1 : ranks;
-    const uint64_t grain = 16 / sizeof(storage);
-    const uint64_t share = args.stage_bytes / 16 / parts * grain; /* elements of one part in one round */
-    uint64_t longest = 0;
-    for (int part = 0; part < parts; part++)
-        longest = max(longest, part_of(args, part, ranks, grain).count);
+    const rounds cut = rounds_of<Type>(args);
+    const int ranks = meeting.size;
+    const uint64_t grain = cut.grain, share = cut.share;
     __shared__ const uint8_t *direct[TU_CUDA_RANKS];
     if ((int)threadIdx.x < ranks)
         direct[threadIdx.x] = given.address[threadIdx.x];
-    for (uint64_t round = 0; round * share < longest; round++) {
-        if (args.source == 0)
-            for (int part = 0; part < parts; part++) {
-                range whole = part_of(args, part, ranks, grain);
-                uint64_t skip = min(round * share, whole.count), count = min(share, whole.count - skip);
-                piece mine = piece_of(share, count, grain);
-                copy_bytes((uint8_t *)args.stage + (part * share + mine.from) * sizeof(storage),
-                           (const uint8_t *)args.in + (whole.first + skip + mine.from) * sizeof(storage),
-                           (mine.to - mine.from) * sizeof(storage));
-            }
-        if (!meet(meeting, epoch))
-            return;
+    for (uint64_t round = 0; round * share < cut.longest; round++) {
+        if (round > 0) {
+            if (args.source == 0)
+                stage_round<Type>(args, cut, round);
+            if (!meet(meeting, epoch))
+                return;
+        }
         range mine = part_of(args, args.mode == TU_CUDA_ONE_SHOT ? 0 : meeting.rank, ranks, grain);
         uint64_t skip = min(round * share, mine.count), count = min(share, mine.count - skip);
         piece here = piece_of(share, count, grain);
         if ((int)threadIdx.x < ranks) { /* so that element 0 is the first of this rank's part of this round */
-            int part = parts == 1 ? 0 : meeting.rank;
+            int part = cut.parts == 1 ? 0 : meeting.rank;
             given.address[threadIdx.x] =
                 direct[threadIdx.x] != nullptr
                     ? direct[threadIdx.x] + (mine.first + skip) * sizeof(storage)
@@ -367,7 +385,8 @@ static __device__ __noinline__ void reduce_staged(const tu_cuda_reduce_args &arg
                        (theirs.to - theirs.from) * sizeof(storage));
         }
     }
-    meet(meeting, epoch); /* the slices in my scratch have been gathered */
+    if (args.mode == TU_CUDA_TWO_SHOT)
+        meet(meeting, epoch); /* the slices in my scratch have been gathered */
 }
 
 template <class Type, int fixed> struct plain_direct {
@@ -423,6 +442,8 @@ static __device__ void reduce_body(const tu_cuda_reduce_args &args, sources &giv
         epoch.keep(meeting);
         return;
     }
+    if (met != 0 && args.source == 0) /* then nobody reads where the data lies */
+        stage_round<Type>(args, rounds_of<Type>(args), 0);
     if (met != 0 && meet(meeting, epoch, [&](tu_cuda_inbox *inbox, int) {
             inbox->source = args.source;
             inbox->target = args.target;
