@@ -188,7 +188,7 @@ static void by_meeting(rank *rank, const float *in, float *out, uint64_t count, 
                                  .stage_code = TU_CUDA_CODE(0, machine->stage),
                                  .scratch = own(rank) + machine->scratch,
                                  .scratch_code = TU_CUDA_CODE(0, machine->scratch),
-                                 .stage_bytes = STAGE / (16 * (uint64_t)machine->size) * (16 * (uint64_t)machine->size),
+                                 .stage_bytes = 16 * (uint64_t)machine->size * 3, /* one round for few, else several */
                                  .count = count,
                                  .reduction = TUTTI_SUM,
                                  .mode = mode };
