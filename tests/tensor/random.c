@@ -13,7 +13,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include "../harness.h"
+#include "device.h"
 
 #include "random/program.h"
 
@@ -104,6 +104,15 @@ TEST_LIMIT(random_programs_give_the_same_bits_at_every_level_and_number_of_threa
 
 TEST_LIMIT(random_programs_have_the_same_shapes_on_meta_tensors, 300) {
     check_programs(PEER, 1, some(800), fails_on_meta, NULL);
+}
+
+TEST_LIMIT(random_programs_give_the_same_bits_on_the_device, 300) {
+    device_count counted = { .device = test_device() };
+    if (counted.device == TUTTI_CPU)
+        SKIP("TEST_DEVICE names none");
+    check_programs(PEER, 1, some(2000), fails_on_device, &counted);
+    CHECK(counted.compared > counted.left_out);
+    test_device_leave();
 }
 
 TEST_LIMIT(random_programs_agree_with_pytorch, 1200) {

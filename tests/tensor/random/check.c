@@ -134,6 +134,77 @@ bool fails_on_meta(const program *what, void *context, char *why, size_t size) {
     return failed;
 }
 
+/* ---- other devices ---- */
+
+static double tolerance_of(tutti_dtype dtype) {
+    switch (dtype) {
+    case TUTTI_F64:
+    case TUTTI_C128:
+        return 1e-9;
+    case TUTTI_F32:
+    case TUTTI_C64:
+        return 2e-4;
+    case TUTTI_F16:
+        return 1e-1;
+    case TUTTI_BF16:
+        return 5e-1;
+    case TUTTI_F8_E4M3:
+    case TUTTI_F8_E5M2:
+        return 5e-1;
+    default:
+        return 0;
+    }
+}
+
+static bool has_products(const program *what) {
+    return has_row(what, "matmul") || has_row(what, "linear") || has_row(what, "attention");
+}
+
+/* What the vendor's library may have rounded otherwise. */
+static bool numbers_differ(const report *left, const report *right, char *why, size_t size) {
+    for (int i = 0; i < left->count; i++) {
+        const record *a = &left->records[i], *b = &right->records[i];
+        for (int64_t k = 0; !a->refused && !a->absent && k < a->count; k++) {
+            double x = a->values[k], y = b->values[k], allowed = 20 * tolerance_of(a->dtype) * (1 + fabs(x));
+            if (!(fabs(x - y) <= allowed) && !(isnan(x) && isnan(y)) && !(isinf(x) && x == y))
+                return because(why, size, "%s, element %lld: %.17g, but %.17g", a->name, (long long)k, x, y);
+        }
+    }
+    return false;
+}
+
+static bool has_refusal(const report *found, const char *about) {
+    for (int i = 0; i < found->count; i++)
+        if (found->records[i].refused && strstr(found->records[i].message, about) != NULL)
+            return true;
+    return false;
+}
+
+/* An index out of range is told by the next wait there, and there are no complex numbers. */
+bool fails_on_device(const program *what, void *context, char *why, size_t size) {
+    static report here, there;
+    setting on_device = plainly;
+    device_count *counted = context;
+    char reason[256];
+    on_device.device = counted->device;
+    bool failed = !program_run(what, &plainly, &here) && because(why, size, "something is left over");
+    if (!failed && !here.ordered && !has_refusal(&here, "out of range")) {
+        if (!program_run(what, &on_device, &there))
+            failed = because(why, size, "something is left over there");
+        bool left_out = has_refusal(&there, "complex");
+        counted->left_out += left_out;
+        counted->compared += !left_out;
+        bool products = has_products(what);
+        if (!failed && !left_out &&
+            (bits_differ(&here, &there, products, reason, sizeof reason) ||
+             (products && numbers_differ(&here, &there, reason, sizeof reason))))
+            failed = because(why, size, "the device differs: %s", reason);
+        report_free(&there);
+    }
+    report_free(&here);
+    return failed;
+}
+
 /* ---- finite differences ---- */
 
 static const record *record_of(const report *from, const char *what, int line) {
@@ -319,26 +390,6 @@ static bool ask(peer *who, const program *what, report *to) {
     }
     free(text);
     return known;
-}
-
-static double tolerance_of(tutti_dtype dtype) {
-    switch (dtype) {
-    case TUTTI_F64:
-    case TUTTI_C128:
-        return 1e-9;
-    case TUTTI_F32:
-    case TUTTI_C64:
-        return 2e-4;
-    case TUTTI_F16:
-        return 1e-1;
-    case TUTTI_BF16:
-        return 5e-1;
-    case TUTTI_F8_E4M3:
-    case TUTTI_F8_E5M2:
-        return 5e-1;
-    default:
-        return 0;
-    }
 }
 
 /* The coarsest float that a program holds: what comes out is as rough as that. */

@@ -92,6 +92,7 @@ typedef struct record {
 typedef struct report {
     int count;
     record records[RECORDS];
+    bool ordered; /* results depend on the order in which elements are written */
 } report;
 
 void report_free(report *what);
@@ -141,6 +142,12 @@ typedef bool program_fails(const program *what, void *context, char *why, size_t
 
 bool fails_by_differences(const program *what, void *context, char *why, size_t size);
 bool fails_on_levels(const program *what, void *context, char *why, size_t size);
+/* How many programs ran on a device, and how many were left out since it has no complex numbers. */
+typedef struct device_count {
+    tutti_device device;
+    long compared, left_out;
+} device_count;
+bool fails_on_device(const program *what, void *context, char *why, size_t size); /* context: device_count */
 bool fails_on_meta(const program *what, void *context, char *why, size_t size);
 /* The context is a peer. */
 bool fails_against_peer(const program *what, void *context, char *why, size_t size);

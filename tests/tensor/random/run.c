@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tensor/on_device.h"
 #include "tensor/operator.h"
 
 #include "make.h"
@@ -62,6 +63,7 @@ void report_free(report *what) {
     for (int i = 0; i < what->count; i++)
         free(what->records[i].values);
     what->count = 0;
+    what->ordered = false;
 }
 
 static record *record_new(machine *on, const char *name) {
@@ -163,6 +165,21 @@ static tt_tensor *leaf_values(const machine *on, const line *what) {
     return tu_is_complex(dtype) ? tt_view_as_complex(dense) : dense;
 }
 
+/* The gaps too, and with no change that would be counted. */
+static void clear_storage(const tt_tensor *x) {
+    size_t bytes = tt_storage_bytes(x);
+    if (bytes == 0)
+        return;
+    if (!tu_on_device(x)) {
+        memset(x->storage->data, 0, bytes);
+        return;
+    }
+    const tu_device *device = tu_device_of(x);
+    if (device->table->clear(device->state, device->index, tu_device_stream(device), x->storage->data, bytes) !=
+        TUTTI_OK)
+        abort();
+}
+
 static void run_leaf(machine *on, const line *what, tt_tensor **results) {
     bool recording = tt_grad_mode(false);
     tt_options options = TT_OPTIONS_INIT;
@@ -171,9 +188,8 @@ static void run_leaf(machine *on, const line *what, tt_tensor **results) {
     if (on->setting.device == TUTTI_META)
         tt_zero_(x);
     else if (x != NULL) {
-        if (tt_storage_bytes(x) > 0)
-            memset(x->storage->data, 0, tt_storage_bytes(x)); /* the gaps too */
-        tt_copy_(x, leaf_values(on, what));
+        clear_storage(x);
+        tt_copy_(x, tt_to_device(leaf_values(on, what), on->setting.device));
     }
     if (what->ints[3])
         tt_require_grad(x, true);
@@ -417,6 +433,8 @@ static tt_tensor *weights_like(tt_tensor *x, int salt) {
         complex = false;
     }
     tt_tensor *weights = tt_to(complex ? tt_view_as_complex(dense) : dense, tt_dtype(x));
+    if (tu_on_device(x))
+        weights = tt_to_device(weights, tt_device_of(x));
     tt_grad_mode(recording);
     return weights;
 }
@@ -515,6 +533,23 @@ static bool arguments_present(const machine *on, const line *what) {
     return true;
 }
 
+/* Whether the line writes to memory that it also reads, otherwise than element by element: what comes out depends on
+ * the order of elements, as far as nobody refuses it. */
+static bool depends_on_order(const machine *on, const line *what) {
+    size_t length = strlen(what->row->name);
+    const tt_tensor *to = what->tensor_count > 0 ? T(0) : NULL;
+    if (to == NULL || what->row->name[length - 1] != '_')
+        return false;
+    for (int i = 1; i < what->tensor_count; i++) {
+        const tt_tensor *from = T(i);
+        if (from != NULL && from->storage == to->storage &&
+            (from->offset != to->offset || !tu_same_sizes(from, to) ||
+             memcmp(from->strides, to->strides, (size_t)to->ndim * sizeof to->strides[0]) != 0))
+            return true;
+    }
+    return false;
+}
+
 void machine_step(machine *on, int index) {
     const line *what = &on->program->lines[index];
     char name[48];
@@ -522,6 +557,7 @@ void machine_step(machine *on, int index) {
     if (what->gone || !arguments_present(on, what))
         return;
     tt_tensor *results[RESULTS] = { NULL };
+    on->report->ordered = on->report->ordered || depends_on_order(on, what);
     what->row->run(on, what, results);
     snprintf(name, sizeof name, "line t%d", index);
     record *to = record_new(on, name);
