@@ -17,6 +17,7 @@
 #include "tensor/kernel/kernels.h"
 
 #define WIDEST 8          /* neighbours at a time */
+#define LONG (1 << 22)    /* elements that keep a GPU busy by eight at a time */
 #define MOST_BLOCKS 65536 /* of threads; what is left they do in turns */
 #define KEPT_BYTES 256    /* of a lane's registers, for elements that are read more than once */
 #define PART 65536        /* of a single long row: see tensor/reduce.c */
@@ -215,15 +216,16 @@ static form form_of(const writing *now, const tu_nest_tensor *tensor) {
     return even ? PACKED : APART;
 }
 
-/* As many as 16 bytes of the narrowest type are; a row has whole packs, or there is one row. */
-static int width_of(const tu_nest *nest) {
+/* As many as 32 bytes of the narrowest type are, two loads of a tensor at once, or 16 where there are few elements; a
+ * row has whole packs, or there is one row. */
+static int width_of(const tu_nest *nest, int64_t total) {
     size_t least = 16;
     for (int i = 0; i < nest->tensor_count; i++) {
         size_t bytes = tu_dtype_bytes[nest->tensors[i].value->shape.dtype];
         if (nest->tensors[i].column == 1 && bytes < least)
             least = bytes;
     }
-    int width = (int)(16 / least);
+    int width = (int)((total >= LONG ? 32 : 16) / least);
     width = width > WIDEST ? WIDEST : width;
     while (nest->outer_count * nest->rows > 1 && nest->columns % width != 0)
         width /= 2;
@@ -332,7 +334,7 @@ static int64_t blocks_for(int64_t count, int64_t each) {
 
 static void write_elements(writing *now, tu_emitted *emitted) {
     const tu_nest *nest = now->nest;
-    now->width = width_of(nest);
+    now->width = width_of(nest, now->total);
     write_element(now);
     fprintf(now->to, "LOOP(%s) {\n", now->name);
     if (now->width > 1) {

@@ -247,9 +247,9 @@ static tutti_status run(const tu_nest *nest, tt_tensor *const *tensors) {
     places[nest->tensor_count] = scratch.data;
     if (status == TUTTI_OK)
         status =
-            table->launch(state, index, stream, own->kernel, (unsigned)own->emitted.blocks, TU_EMIT_THREADS, places);
+            table->launch(state, index, stream, own->kernel, (unsigned)own->emitted.blocks, TU_EMIT_THREADS, 0, places);
     if (status == TUTTI_OK && own->second != NULL)
-        status = table->launch(state, index, stream, own->second, (unsigned)own->emitted.more_blocks, TU_EMIT_THREADS,
+        status = table->launch(state, index, stream, own->second, (unsigned)own->emitted.more_blocks, TU_EMIT_THREADS, 0,
                                places);
     if (scratch.handle != NULL)
         table->release(state, index, &scratch);

@@ -13,7 +13,8 @@
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
 
-#define BLOCK 64 /* query rows at a time */
+#define BLOCK 64         /* query rows at a time */
+#define HIDDEN_BLOCK 128 /* rows at a time on a device, where queries see no later keys */
 
 /* Where the heads of a tensor (…, rows, columns) lie, in elements: its leading dimensions by strides. */
 typedef struct layout {
@@ -311,7 +312,7 @@ static bool is_narrow(const tt_tensor *x) {
     return x->dtype == TUTTI_BF16 || x->dtype == TUTTI_F16;
 }
 
-/* ---- on a device, bf16 and f16 whose scores stay on the chip: tensor_cuda/attention.cu ---- */
+/* ---- on a device, heads whose scores stay on the chip: tensor_cuda/attention.cu, attention_wide.cu ---- */
 
 /* Where the heads of x lie, for kernels; false where its strides or its place are none that they take. */
 static bool lay_heads(const tt_tensor *x, tu_launch_heads *heads) {
@@ -340,17 +341,21 @@ static tt_tensor *stage_heads(const tt_tensor *x, tu_launch_heads *heads) {
 static bool has_tiles(const tu_call *call) {
     const tt_tensor *query = call->inputs[0], *key = call->inputs[1], *value = call->inputs[2];
     int64_t depth = query->sizes[query->ndim - 1];
-    return is_narrow(query) && key->dtype == query->dtype && value->dtype == query->dtype &&
-           (depth == 32 || depth == 64 || depth == 96 || depth == 128) && value->sizes[query->ndim - 1] == depth &&
-           query->numel > 0 && key->numel > 0;
+    bool fits = depth == 32 || depth == 64 || (is_narrow(query) && (depth == 96 || depth == 128));
+    return fits && (is_narrow(query) || query->dtype == TUTTI_F32) && key->dtype == query->dtype &&
+           value->dtype == query->dtype && value->sizes[query->ndim - 1] == depth && query->numel > 0 && key->numel > 0;
 }
 
 static tutti_status launch_tiles(const tu_call *call, const char *name, int64_t rows, const tu_launch_tiles *tiles) {
     char plain[48], full[64];
     const tt_tensor *query = call->inputs[0];
-    snprintf(plain, sizeof plain, "attention_%s_%d", name, (int)query->sizes[query->ndim - 1]);
-    return tu_device_launch_blocks(tu_device_of(query), tu_kernel_name(full, plain, (tutti_dtype)query->dtype),
-                                   (rows + TU_HEAD_ROWS - 1) / TU_HEAD_ROWS * tiles->heads, TU_HEAD_THREADS, tiles);
+    int depth = (int)query->sizes[query->ndim - 1];
+    bool narrow = is_narrow(query);
+    snprintf(plain, sizeof plain, "attention_%s_%d", name, depth);
+    return tu_device_launch_shared(tu_device_of(query), tu_kernel_name(full, plain, (tutti_dtype)query->dtype),
+                                   (rows + TU_HEAD_ROWS - 1) / TU_HEAD_ROWS * tiles->heads,
+                                   narrow ? TU_HEAD_THREADS : TU_WIDE_HEAD_THREADS,
+                                   narrow ? 0 : (unsigned)TU_WIDE_HEAD_SHARED(depth), tiles);
 }
 
 static void set_tiles(tu_launch_tiles *tiles, const tu_call *call, bool causal, double scale) {
@@ -411,22 +416,60 @@ static tutti_status attention_backward_in_tiles(tu_call *call, bool causal, doub
     return status;
 }
 
-/* out (heads, rows, columns) = left (heads, rows, depth) right (heads, depth, columns), each dense, turned or not. */
-static tutti_status multiply_heads(const tu_call *call, const tt_tensor *query, int64_t rows, int64_t columns,
-                                   int64_t depth, const tt_tensor *left, bool turned_left, const tt_tensor *right,
-                                   bool turned_right, const tt_tensor *out) {
-    tu_device_product product = {
-        .rows = rows,
-        .columns = columns,
-        .depth = depth,
-        .batch = head_count(query),
-        .left = { tu_pointer(left), turned_left ? 1 : depth, turned_left ? rows : 1, rows * depth },
-        .right = { tu_pointer(right), turned_right ? 1 : columns, turned_right ? depth : 1, depth * columns },
-        .out = { tu_pointer(out), columns, 1, rows * columns },
-        .dtype = left->dtype,
-        .result = out->dtype
-    };
-    return tu_device_multiply(call, tu_device_of(out), &product);
+/* A matrix of every head, (rows, columns), dense; turned: read as (columns, rows). */
+typedef struct head_matrix {
+    const tt_tensor *of;
+    int64_t rows, columns;
+    bool turned;
+} head_matrix;
+
+/* Element (row, column) of it on, as operand or result of a product. */
+static tu_device_matrix matrix_at(head_matrix matrix, int64_t row, int64_t column) {
+    int64_t across = matrix.turned ? 1 : matrix.columns, along = matrix.turned ? matrix.columns : 1;
+    const char *data = tu_pointer(matrix.of);
+    return (tu_device_matrix){ data + (row * across + column * along) * tu_dtype_bytes[matrix.of->dtype], across, along,
+                               matrix.rows * matrix.columns };
+}
+
+/* Which half of a product's scores counts where queries see no later keys: that of the result, or of the left operand,
+ * whose rows are queries, or keys. */
+typedef enum seen_part {
+    SEEN_RESULT,
+    SEEN_LEFT,
+    SEEN_LEFT_TURNED
+} seen_part;
+
+/* out (heads, rows, columns) = left (heads, rows, depth) right (heads, depth, columns); `block` rows at a time, of
+ * which each block leaves out what none of its queries sees, or what sees none of its keys. */
+static tutti_status multiply_heads(const tu_call *call, int64_t block, seen_part seen, int64_t rows, int64_t columns,
+                                   int64_t depth, head_matrix left, head_matrix right, head_matrix out) {
+    tutti_status status = TUTTI_OK;
+    for (int64_t begin = 0; begin < rows && status == TUTTI_OK; begin += block) {
+        int64_t count = rows - begin < block ? rows - begin : block, end = begin + count, from = 0;
+        tu_device_product product = { .rows = count,
+                                      .columns = columns,
+                                      .depth = depth,
+                                      .batch = head_count(call->inputs[0]),
+                                      .dtype = left.of->dtype,
+                                      .result = out.of->dtype };
+        if (block < rows && seen == SEEN_RESULT && end < columns)
+            product.columns = end;
+        else if (block < rows && seen == SEEN_LEFT && end < depth)
+            product.depth = end;
+        else if (block < rows && seen == SEEN_LEFT_TURNED)
+            product.depth = depth - (from = begin < depth ? begin : depth);
+        product.left = matrix_at(left, begin, from);
+        product.right = matrix_at(right, from, 0);
+        product.out = matrix_at(out, begin, 0);
+        status = tu_device_multiply(call, tu_device_of(out.of), &product);
+    }
+    return status;
+}
+
+/* So many rows at a time: fewer where half of the scores is hidden, so that little of it is multiplied. */
+static int64_t block_of(const heads *job) {
+    int64_t most = job->queries > job->keys ? job->queries : job->keys;
+    return job->causal && most >= 4 * HIDDEN_BLOCK ? HIDDEN_BLOCK : most;
 }
 
 static tt_tensor *new_scores(const tu_call *call, const heads *job, tutti_dtype dtype) {
@@ -445,6 +488,7 @@ static tutti_status launch_scores(const char *name, tutti_dtype dtype, const hea
     flat.count = rows;
     flat.size = job->keys;
     flat.queries = job->queries;
+    flat.block = block_of(job);
     flat.width = job->width;
     flat.scale = job->scale;
     flat.causal = job->causal;
@@ -475,12 +519,17 @@ static tutti_status attention_on_device(tu_call *call, bool causal, double scale
     if (staged && out->numel > 0) {
         tu_launch_scores flat = { .sums = tu_place_of(tu_pointer(call->outputs[1])),
                                   .narrow_shares = narrow ? tu_place_of(tu_pointer(shares)) : 0 };
-        status = multiply_heads(call, query, job.queries, job.keys, job.depth, in[0], false, in[1], true, scores);
+        int64_t queries = job.queries, keys = job.keys, depth = job.depth, width = job.width, block = block_of(&job);
+        status = multiply_heads(
+            call, block, SEEN_RESULT, queries, keys, depth, (head_matrix){ in[0], queries, depth, false },
+            (head_matrix){ in[1], keys, depth, true }, (head_matrix){ scores, queries, keys, false });
         if (status == TUTTI_OK)
             status = launch_scores(narrow ? "attention_narrow" : "attention", dtype, &job,
                                    head_count(query) * job.queries, scores, flat);
         if (status == TUTTI_OK)
-            status = multiply_heads(call, query, job.queries, job.width, job.keys, shares, false, in[2], false, out);
+            status = multiply_heads(
+                call, block, SEEN_LEFT, queries, width, keys, (head_matrix){ shares, queries, keys, false },
+                (head_matrix){ in[2], keys, width, false }, (head_matrix){ out, queries, width, false });
     }
     for (int i = 0; i < 3; i++)
         tu_tensor_drop(in[i]);
@@ -528,18 +577,27 @@ static tutti_status attention_backward_on_device(tu_call *call, bool causal, dou
                                   .out = tu_place_of(tu_pointer(in[OUT])),
                                   .narrow_shares = narrow ? tu_place_of(tu_pointer(shares)) : 0,
                                   .narrow_slopes = narrow ? tu_place_of(tu_pointer(rounded)) : 0 };
-        status = multiply_heads(call, query, queries, keys, depth, in[QUERY], false, in[KEY], true, scores);
+        int64_t block = block_of(&job);
+        head_matrix of_query = { in[QUERY], queries, depth, false }, of_key = { in[KEY], keys, depth, false },
+                    of_value = { in[VALUE], keys, width, true }, of_out = { in[GRAD_OF_OUT], queries, width, false },
+                    turned_key = { in[KEY], keys, depth, true }, of_scores = { scores, queries, keys, false },
+                    of_slopes = { slopes, queries, keys, false }, of_rounded = { rounded, queries, keys, false },
+                    turned_rounded = { rounded, queries, keys, true }, turned_shares = { shares, queries, keys, true };
+        status = multiply_heads(call, block, SEEN_RESULT, queries, keys, depth, of_query, turned_key, of_scores);
         if (status == TUTTI_OK)
-            status = multiply_heads(call, query, queries, keys, width, in[GRAD_OF_OUT], false, in[VALUE], true, slopes);
+            status = multiply_heads(call, block, SEEN_RESULT, queries, keys, width, of_out, of_value, of_slopes);
         if (status == TUTTI_OK)
             status = launch_scores(narrow ? "attention_narrow_backward" : "attention_backward", dtype, &job,
                                    head_count(query) * queries, scores, flat);
         if (status == TUTTI_OK)
-            status = multiply_heads(call, query, queries, depth, keys, rounded, false, in[KEY], false, out[0]);
+            status = multiply_heads(call, block, SEEN_LEFT, queries, depth, keys, of_rounded, of_key,
+                                    (head_matrix){ out[0], queries, depth, false });
         if (status == TUTTI_OK)
-            status = multiply_heads(call, query, keys, depth, queries, rounded, true, in[QUERY], false, out[1]);
+            status = multiply_heads(call, block, SEEN_LEFT_TURNED, keys, depth, queries, turned_rounded, of_query,
+                                    (head_matrix){ out[1], keys, depth, false });
         if (status == TUTTI_OK)
-            status = multiply_heads(call, query, keys, width, queries, shares, true, in[GRAD_OF_OUT], false, out[2]);
+            status = multiply_heads(call, block, SEEN_LEFT_TURNED, keys, width, queries, turned_shares, of_out,
+                                    (head_matrix){ out[2], keys, width, false });
     }
     for (int i = 0; i < INPUTS; i++)
         tu_tensor_drop(in[i]);

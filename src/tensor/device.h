@@ -90,10 +90,11 @@ typedef struct tu_device_tensors {
     tutti_status (*copy)(void *state, int index, void *stream, void *to, const void *from, size_t bytes);
     tutti_status (*clear)(void *state, int index, void *stream, void *to, size_t bytes);
 
-    /* A kernel by name, NULL where there is none of it; its argument is one struct. */
+    /* A kernel by name, NULL where there is none of it; its argument is one struct, and `shared` the bytes of memory
+     * that each block has beside what the kernel declares. */
     tutti_status (*find)(void *state, int index, const char *name, void **kernel);
     tutti_status (*launch)(void *state, int index, void *stream, void *kernel, unsigned blocks, unsigned threads,
-                           const void *arguments);
+                           unsigned shared, const void *arguments);
     /* Kernels that are written at run time, in CUDA C. What the compiler is, with its version, its options and what it
      * builds for: the image of a text depends on nothing else. UNSUPPORTED: there is none, and why. */
     tutti_status (*compiler)(void *state, int index, char *name, size_t size);

@@ -102,7 +102,9 @@ typedef struct tu_launch_rows {
     int64_t ignore;
     int32_t centred, dtype;
 } tu_launch_rows;
-#define TU_NORM_PART 8 /* rows whose gradients are added by themselves, on the CPU too */
+#define TU_SHORT_ROW 1024   /* elements of a row that the kernels named _short take */
+#define TU_NORM_PART 8      /* rows whose gradients are added by themselves, on the CPU too */
+#define TU_NORM_THREADS 256 /* of a block that adds those */
 
 /* Optimizer steps of several parameters: `steps` is an array of tu_launch_step. */
 typedef struct tu_launch_step {
@@ -144,13 +146,14 @@ typedef struct tu_launch_scores {
     uint64_t sums;           /* the logarithm of each row's sum */
     uint64_t grad, out;      /* of backward: rows of `width` */
     int64_t count, size, queries, width;
+    int64_t block; /* where that is causal: so many queries at a time are multiplied with the keys up to their last */
     double scale;
     int32_t causal;
     uint64_t narrow_shares, narrow_slopes; /* of narrow floats: where these go, rounded */
 } tu_launch_scores;
 
-/* Attention whose scores stay on the chip: heads of bf16 or f16 in tiles of rows. Head number h of a tensor begins at
- * data[h / inner * outer_step + h % inner * inner_step], its rows `row` apart, and its rows are dense. */
+/* Attention whose scores stay on the chip: heads of f32, bf16 or f16 in tiles of rows. Head number h of a tensor begins
+ * at data[h / inner * outer_step + h % inner * inner_step], its rows `row` apart, and its rows are dense. */
 typedef struct tu_launch_heads {
     uint64_t data;
     int64_t outer_step, inner_step, row;
@@ -163,8 +166,14 @@ typedef struct tu_launch_tiles {
     float scale;
     int32_t causal;
 } tu_launch_tiles;
-#define TU_HEAD_ROWS 64     /* queries, or keys, of a block */
-#define TU_HEAD_THREADS 128 /* of a block */
+#define TU_HEAD_ROWS 64         /* queries, or keys, of a block */
+#define TU_HEAD_THREADS 128     /* of a block */
+#define TU_WIDE_HEAD_THREADS 64 /* of a block of f32 */
+/* Bytes of shared memory of a block of f32: its rows of two tensors, a part of the other side's rows of both, and their
+ * scores. */
+#define TU_WIDE_HEAD_PART 32
+#define TU_WIDE_HEAD_SHARED(depth) \
+    ((2 * TU_HEAD_ROWS * (depth) + 2 * TU_WIDE_HEAD_PART * (depth) + TU_HEAD_ROWS * TU_WIDE_HEAD_PART) * 4)
 
 /* A product of f32 with its scales, rounded: out = (product row_scale column_scale + bias) whole. Addresses may be 0.
  */

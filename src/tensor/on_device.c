@@ -320,8 +320,8 @@ static tutti_status find_kernel(tu_device *device, const char *name, void **kern
 
 #define MOST_BLOCKS 65535 /* kernels go on with what is left */
 
-tutti_status tu_device_launch_on(tu_device *device, void *stream, const char *name, int64_t blocks, unsigned threads,
-                                 const void *arguments) {
+static tutti_status launch_named(tu_device *device, void *stream, const char *name, int64_t blocks, unsigned threads,
+                                 unsigned shared, const void *arguments) {
     void *kernel = NULL;
     if (blocks <= 0)
         return TUTTI_OK;
@@ -330,8 +330,18 @@ tutti_status tu_device_launch_on(tu_device *device, void *stream, const char *na
                         tutti_device_name(device->number), (long long)blocks);
     tutti_status status = find_kernel(device, name, &kernel);
     return status == TUTTI_OK ? device->table->launch(device->state, device->index, stream, kernel, (unsigned)blocks,
-                                                      threads, arguments)
+                                                      threads, shared, arguments)
                               : status;
+}
+
+tutti_status tu_device_launch_on(tu_device *device, void *stream, const char *name, int64_t blocks, unsigned threads,
+                                 const void *arguments) {
+    return launch_named(device, stream, name, blocks, threads, 0, arguments);
+}
+
+tutti_status tu_device_launch_shared(tu_device *device, const char *name, int64_t blocks, unsigned threads,
+                                     unsigned shared, const void *arguments) {
+    return launch_named(device, tu_device_stream(device), name, blocks, threads, shared, arguments);
 }
 
 tutti_status tu_device_launch_blocks(tu_device *device, const char *name, int64_t blocks, unsigned threads,
@@ -632,6 +642,6 @@ tutti_status tu_pointwise_cuda(tu_call *call) {
     tutti_status status = pointwise_kernel(device, call, form < 0 ? any_form(compute) : form, &kernel);
     return status == TUTTI_OK ? device->table->launch(device->state, device->index, tu_device_stream(device), kernel,
                                                       (unsigned)blocks_for(flat.total / each + each, TU_DEVICE_THREADS),
-                                                      TU_DEVICE_THREADS, &flat)
+                                                      TU_DEVICE_THREADS, 0, &flat)
                               : status;
 }

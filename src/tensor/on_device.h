@@ -89,6 +89,9 @@ tutti_status tu_device_launch(tu_device *device, const char *name, int64_t items
 /* The same with so many blocks. */
 tutti_status tu_device_launch_blocks(tu_device *device, const char *name, int64_t blocks, unsigned threads,
                                      const void *arguments);
+/* The same, each block with so many bytes of shared memory beside what the kernel declares. */
+tutti_status tu_device_launch_shared(tu_device *device, const char *name, int64_t blocks, unsigned threads,
+                                     unsigned shared, const void *arguments);
 /* The same on a stream of the caller's. */
 tutti_status tu_device_launch_on(tu_device *device, void *stream, const char *name, int64_t blocks, unsigned threads,
                                  const void *arguments);

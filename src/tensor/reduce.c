@@ -226,12 +226,13 @@ static tutti_status fold_long(const fold *job) {
 /* ---- on a device: the same order, by kernels ---- */
 
 #define FOLD_THREADS 256
+#define PARTS_THREADS 32 /* few, each of which has much to read: they are spread over processors */
 
-static tutti_status launch_fold(const fold *job, const char *form, const char *type, int64_t blocks,
+static tutti_status launch_fold(const fold *job, const char *form, const char *type, int64_t blocks, unsigned threads,
                                 const tu_launch_fold *flat) {
     char name[64];
     snprintf(name, sizeof name, "kernel_fold_%s_%s_%s", form, job->name, type);
-    return tu_device_launch_blocks(job->device, name, blocks, FOLD_THREADS, flat);
+    return tu_device_launch_blocks(job->device, name, blocks, threads, flat);
 }
 
 /* Rows in blocks of TU_FOLD_BLOCK elements, columns in blocks of TU_FOLD_ROWS; then the blocks' results. */
@@ -250,11 +251,12 @@ static tutti_status fold_on_device(const fold *job) {
         flat.to = tu_place_of(partial.block.data);
     if (status == TUTTI_OK)
         status = launch_fold(job, rows ? "rows" : "columns", job->narrow != NULL ? job->narrow : job->type,
-                             (units + teams - 1) / teams, &flat);
+                             (units + teams - 1) / teams, FOLD_THREADS, &flat);
     if (status == TUTTI_OK && parts > 1) {
         flat.from = flat.to;
         flat.to = tu_place_of(job->to);
-        status = launch_fold(job, "parts", job->type, (results + FOLD_THREADS - 1) / FOLD_THREADS, &flat);
+        status =
+            launch_fold(job, "parts", job->type, (results + PARTS_THREADS - 1) / PARTS_THREADS, PARTS_THREADS, &flat);
     }
     scratch_give(&partial);
     return status;

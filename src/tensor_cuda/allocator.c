@@ -250,6 +250,29 @@ static tutti_status reserve(tu_gpus *gpus, tu_gpu *gpu, int index, CUstream stre
 
 /* ---- the table's functions ---- */
 
+/* Gives the piece out. The lock is held. */
+static void give_out(tu_gpu *gpu, tu_gpu_piece *piece, size_t bytes, tu_device_block *block) {
+    piece->spare = false;
+    cut(gpu, piece, bytes);
+    gpu->usage.allocated += piece->bytes;
+    gpu->usage.allocations++;
+    if (gpu->usage.allocated > gpu->usage.peak_allocated)
+        gpu->usage.peak_allocated = gpu->usage.allocated;
+    *block = (tu_device_block){ (void *)(uintptr_t)piece->address, piece };
+}
+
+/* A spare piece for the default stream, which cannot be captured: nothing has to be asked of the driver for that. */
+static bool allocate_quickly(tu_gpu *gpu, size_t bytes, tu_device_block *block) {
+    tu_gpu_piece *piece = NULL;
+    pthread_mutex_lock(&gpu->lock);
+    if (gpu->waiting == NULL && (piece = find_spare(gpu, NULL, NULL, bytes)) != NULL) {
+        pull(piece);
+        give_out(gpu, piece, bytes, block);
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    return piece != NULL;
+}
+
 tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes, tu_device_block *block) {
     tu_gpus *gpus = state;
     tu_gpu *gpu;
@@ -258,6 +281,8 @@ tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes,
     if (bytes > SIZE_MAX / 4)
         return gpus->host->error(TUTTI_ERROR_MEMORY, "no GPU has memory for a tensor of %zu bytes", bytes);
     size_t rounded = bytes == 0 ? ALIGNMENT : (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    if (stream == NULL && tu_gpu_is_open(gpus, index) && allocate_quickly(&gpus->gpus[index], rounded, block))
+        return TUTTI_OK;
     tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
     if (status != TUTTI_OK)
         return status;
@@ -276,15 +301,8 @@ tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes,
         pull(piece);
     else
         status = reserve(gpus, gpu, index, stream, graph, rounded, &piece);
-    if (status == TUTTI_OK) {
-        piece->spare = false;
-        cut(gpu, piece, rounded);
-        gpu->usage.allocated += piece->bytes;
-        gpu->usage.allocations++;
-        if (gpu->usage.allocated > gpu->usage.peak_allocated)
-            gpu->usage.peak_allocated = gpu->usage.allocated;
-        *block = (tu_device_block){ (void *)(uintptr_t)piece->address, piece };
-    }
+    if (status == TUTTI_OK)
+        give_out(gpu, piece, rounded, block);
     pthread_mutex_unlock(&gpu->lock);
     tu_gpu_relax(gpus, mode);
     tu_gpu_leave(gpus, pushed);
@@ -306,21 +324,37 @@ static bool mark_uses(tu_gpus *gpus, const tu_gpu *gpu, tu_gpu_piece *piece) {
     return piece->uses != NULL;
 }
 
+/* A piece that no other stream used is spare at once, and nothing is asked of the driver. */
+static bool release_quickly(tu_gpu *gpu, tu_gpu_piece *piece) {
+    pthread_mutex_lock(&gpu->lock);
+    bool alone = piece->uses == NULL;
+    if (alone) {
+        gpu->usage.allocated -= piece->bytes;
+        make_spare(gpu, piece);
+    }
+    pthread_mutex_unlock(&gpu->lock);
+    return alone;
+}
+
 void tu_gpu_release(void *state, int index, tu_device_block *block) {
     tu_gpus *gpus = state;
     tu_gpu_piece *piece = block->handle;
     tu_gpu *gpu;
     bool pushed;
-    if (piece == NULL || tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
+    if (piece == NULL)
         return;
-    pthread_mutex_lock(&gpu->lock);
-    gpu->usage.allocated -= piece->bytes;
-    if (mark_uses(gpus, gpu, piece))
-        push(&gpu->waiting, piece);
-    else
-        make_spare(gpu, piece);
-    pthread_mutex_unlock(&gpu->lock);
-    tu_gpu_leave(gpus, pushed);
+    if (!release_quickly(&gpus->gpus[index], piece)) {
+        if (tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
+            return;
+        pthread_mutex_lock(&gpu->lock);
+        gpu->usage.allocated -= piece->bytes;
+        if (mark_uses(gpus, gpu, piece))
+            push(&gpu->waiting, piece);
+        else
+            make_spare(gpu, piece);
+        pthread_mutex_unlock(&gpu->lock);
+        tu_gpu_leave(gpus, pushed);
+    }
     *block = (tu_device_block){ 0 };
 }
 

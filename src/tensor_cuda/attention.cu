@@ -8,15 +8,7 @@
  * Backward has the gradients of queries in one kernel and those of keys and values in another: each goes along the
  * other side in order, so that results do not depend on how blocks run. The scores are computed again in both.
  */
-#include "kernel.cuh"
-
-#define ROWS TU_HEAD_ROWS
-#define LOG2_E 1.4426950408889634f
-#define LN_2 0.6931471805599453f
-
-HERE const uint16_t *head_of(const tu_launch_tiles &args, const tu_launch_heads &of, int64_t head) {
-    return (const uint16_t *)(uintptr_t)of.data + head / args.inner * of.outer_step + head % args.inner * of.inner_step;
-}
+#include "attention.cuh"
 
 #ifdef __CUDACC__
 #define TILE_KERNEL(name, blocks)                                         \
@@ -65,9 +57,6 @@ struct of_f16 {
     }
 };
 
-HERE uint32_t place_in_shared(const void *pointer) {
-    return (uint32_t)__cvta_generic_to_shared(pointer);
-}
 /* Four matrices of 8 x 8; lanes 0-7 have the addresses of the rows of the first one, and so on. */
 HERE void load_matrices(uint32_t (&to)[4], const uint16_t *from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -81,25 +70,6 @@ HERE void load_turned(uint32_t (&to)[4], const uint16_t *from) {
                  : "r"(place_in_shared(from))
                  : "memory");
 }
-HERE float power_of_two(float x) {
-    float power;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
-    return power;
-}
-
-/* Sixteen bytes on their way to shared memory; zeros where `there` is false. */
-HERE void send(uint16_t *to, const uint16_t *from, bool there) {
-    int bytes = there ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place_in_shared(to)), "l"(from), "r"(bytes)
-                 : "memory");
-}
-HERE void end_of_batch() {
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-template <int LEFT> HERE void wait_for_batches() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-}
-
 /* Rows in shared memory lie sixteen bytes further apart than they are long, so that eight of them are in different
  * banks. */
 template <int DEPTH, int COUNT>
@@ -205,11 +175,11 @@ template <class Type, int DEPTH, int TILE> HERE void forward(const tu_launch_til
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int64_t head = BLOCK % args.heads, begin = (BLOCKS / args.heads - 1 - BLOCK / args.heads) * ROWS;
     int64_t row = begin + warp * 16 + lane / 4, end = args.keys;
-    const uint16_t *keys = head_of(args, args.key, head), *values = head_of(args, args.value, head);
+    const uint16_t *keys = head_of<uint16_t>(args, args.key, head), *values = head_of<uint16_t>(args, args.value, head);
     uint32_t query[DEPTH / 16][4];
     if (args.causal && begin + ROWS < end)
         end = begin + ROWS;
-    send_rows<DEPTH, ROWS>(space, head_of(args, args.query, head), args.query.row, begin, args.queries);
+    send_rows<DEPTH, ROWS>(space, head_of<uint16_t>(args, args.query, head), args.query.row, begin, args.queries);
     end_of_batch();
     wait_for_batches<0>();
     __syncthreads();
@@ -278,7 +248,7 @@ template <class Type, int DEPTH, int TILE> HERE void forward(const tu_launch_til
             ((float *)(uintptr_t)args.sums)[head * args.queries + row + 8 * half] =
                 (top[half] + log2f(all[half])) * LN_2;
     }
-    store_rows<Type, DEPTH>(sums, head_of(args, args.out, head), args.out.row, row, args.queries, 1 / all[0],
+    store_rows<Type, DEPTH>(sums, head_of<uint16_t>(args, args.out, head), args.out.row, row, args.queries, 1 / all[0],
                             1 / all[1]);
 }
 
@@ -291,7 +261,7 @@ template <class Type, int DEPTH>
 HERE void dots_of(const tu_launch_tiles &args, const uint32_t (&grad)[DEPTH / 16][4], int64_t head, int64_t row,
                   float (&dots)[2]) {
     int lane = (int)threadIdx.x % 32;
-    const uint16_t *out = head_of(args, args.out, head);
+    const uint16_t *out = head_of<uint16_t>(args, args.out, head);
     UNROLL
     for (int half = 0; half < 2; half++) {
         float dot = 0;
@@ -318,12 +288,13 @@ template <class Type, int DEPTH, int TILE> HERE void backward_queries(const tu_l
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int64_t head = BLOCK % args.heads, begin = (BLOCKS / args.heads - 1 - BLOCK / args.heads) * ROWS;
     int64_t row = begin + warp * 16 + lane / 4, end = args.keys;
-    const uint16_t *keys = head_of(args, args.key, head), *values = head_of(args, args.value, head);
+    const uint16_t *keys = head_of<uint16_t>(args, args.key, head), *values = head_of<uint16_t>(args, args.value, head);
     uint32_t query[DEPTH / 16][4], grad[DEPTH / 16][4];
     if (args.causal && begin + ROWS < end)
         end = begin + ROWS;
-    send_rows<DEPTH, ROWS>(space, head_of(args, args.query, head), args.query.row, begin, args.queries);
-    send_rows<DEPTH, ROWS>(space + ROWS * PITCH, head_of(args, args.grad, head), args.grad.row, begin, args.queries);
+    send_rows<DEPTH, ROWS>(space, head_of<uint16_t>(args, args.query, head), args.query.row, begin, args.queries);
+    send_rows<DEPTH, ROWS>(space + ROWS * PITCH, head_of<uint16_t>(args, args.grad, head), args.grad.row, begin,
+                           args.queries);
     end_of_batch();
     wait_for_batches<0>();
     __syncthreads();
@@ -376,8 +347,8 @@ template <class Type, int DEPTH, int TILE> HERE void backward_queries(const tu_l
         }
         __syncthreads();
     }
-    store_rows<Type, DEPTH>(sums, head_of(args, args.of_query, head), args.of_query.row, row, args.queries, args.scale,
-                            args.scale);
+    store_rows<Type, DEPTH>(sums, head_of<uint16_t>(args, args.of_query, head), args.of_query.row, row, args.queries,
+                            args.scale, args.scale);
 }
 
 /* ---- backward: keys and values ---- */
@@ -390,12 +361,14 @@ template <class Type, int DEPTH, int TILE> HERE void backward_keys(const tu_laun
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int64_t head = BLOCK % args.heads, begin = BLOCK / args.heads * ROWS;
     int64_t row = begin + warp * 16 + lane / 4, end = args.queries;
-    const uint16_t *queries = head_of(args, args.query, head), *grads = head_of(args, args.grad, head);
+    const uint16_t *queries = head_of<uint16_t>(args, args.query, head),
+                   *grads = head_of<uint16_t>(args, args.grad, head);
     const float *log_sums = (const float *)(uintptr_t)args.sums + head * args.queries;
     const float *dots = (const float *)(uintptr_t)args.dots + head * args.queries;
     uint32_t key[DEPTH / 16][4], value[DEPTH / 16][4];
-    send_rows<DEPTH, ROWS>(space, head_of(args, args.key, head), args.key.row, begin, args.keys);
-    send_rows<DEPTH, ROWS>(space + ROWS * PITCH, head_of(args, args.value, head), args.value.row, begin, args.keys);
+    send_rows<DEPTH, ROWS>(space, head_of<uint16_t>(args, args.key, head), args.key.row, begin, args.keys);
+    send_rows<DEPTH, ROWS>(space + ROWS * PITCH, head_of<uint16_t>(args, args.value, head), args.value.row, begin,
+                           args.keys);
     end_of_batch();
     wait_for_batches<0>();
     __syncthreads();
@@ -451,100 +424,16 @@ template <class Type, int DEPTH, int TILE> HERE void backward_keys(const tu_laun
         }
         __syncthreads();
     }
-    store_rows<Type, DEPTH>(of_key, head_of(args, args.of_key, head), args.of_key.row, row, args.keys, args.scale,
-                            args.scale);
-    store_rows<Type, DEPTH>(of_value, head_of(args, args.of_value, head), args.of_value.row, row, args.keys, 1, 1);
+    store_rows<Type, DEPTH>(of_key, head_of<uint16_t>(args, args.of_key, head), args.of_key.row, row, args.keys,
+                            args.scale, args.scale);
+    store_rows<Type, DEPTH>(of_value, head_of<uint16_t>(args, args.of_value, head), args.of_value.row, row, args.keys,
+                            1, 1);
 }
 
-#else /* the stand-in: the same results by their definition, one thread for each row of the block */
-
-struct of_bf16 {
-    typedef lying_bf16 lying;
-};
-struct of_f16 {
-    typedef lying_f16 lying;
-};
+#else
+struct of_bf16 : by_definition<lying_bf16> {};
+struct of_f16 : by_definition<lying_f16> {};
 #define TILE_KERNEL(name, blocks) KERNEL(name, tu_launch_tiles)
-
-template <class Type> HERE float at(const uint16_t *rows, int64_t pitch, int64_t row, int column) {
-    return Type::lying::widen(((const typename Type::lying *)rows)[row * pitch + column]);
-}
-template <class Type> HERE void put(const uint16_t *rows, int64_t pitch, int64_t row, int column, float x) {
-    ((typename Type::lying *)(uintptr_t)rows)[row * pitch + column] = Type::lying::narrow(x);
-}
-template <class Type, int DEPTH>
-HERE float dot_of(const tu_launch_tiles &args, const tu_launch_heads &left, int64_t row, const tu_launch_heads &right,
-                  int64_t column, int64_t head) {
-    float sum = 0;
-    for (int k = 0; k < DEPTH; k++)
-        sum += at<Type>(head_of(args, left, head), left.row, row, k) *
-               at<Type>(head_of(args, right, head), right.row, column, k);
-    return sum;
-}
-HERE int64_t seen_by(const tu_launch_tiles &args, int64_t row) {
-    return args.causal && row + 1 < args.keys ? row + 1 : args.keys;
-}
-
-template <class Type, int DEPTH, int> HERE void forward(const tu_launch_tiles &args) {
-    int64_t head = BLOCK % args.heads, begin = BLOCK / args.heads * ROWS;
-    for (int64_t row = begin; row < begin + ROWS && row < args.queries; row++) {
-        float top = -INFINITY, all = 0, sums[DEPTH] = { 0 };
-        for (int64_t key = 0; key < seen_by(args, row); key++)
-            top = fmaxf(top, args.scale * dot_of<Type, DEPTH>(args, args.query, row, args.key, key, head));
-        for (int64_t key = 0; key < seen_by(args, row); key++) {
-            float share = expf(args.scale * dot_of<Type, DEPTH>(args, args.query, row, args.key, key, head) - top);
-            all += share;
-            for (int k = 0; k < DEPTH; k++)
-                sums[k] += share * at<Type>(head_of(args, args.value, head), args.value.row, key, k);
-        }
-        for (int k = 0; k < DEPTH; k++)
-            put<Type>(head_of(args, args.out, head), args.out.row, row, k, sums[k] / all);
-        ((float *)(uintptr_t)args.sums)[head * args.queries + row] = top + logf(all);
-    }
-}
-
-/* The share of a key in a row, and the gradient of its score. */
-template <class Type, int DEPTH>
-HERE float slope_of(const tu_launch_tiles &args, int64_t row, int64_t key, int64_t head, float *share) {
-    *share = expf(args.scale * dot_of<Type, DEPTH>(args, args.query, row, args.key, key, head) -
-                  ((const float *)(uintptr_t)args.sums)[head * args.queries + row]);
-    return *share * (dot_of<Type, DEPTH>(args, args.grad, row, args.value, key, head) -
-                     ((const float *)(uintptr_t)args.dots)[head * args.queries + row]);
-}
-
-template <class Type, int DEPTH, int> HERE void backward_queries(const tu_launch_tiles &args) {
-    int64_t head = BLOCK % args.heads, begin = BLOCK / args.heads * ROWS;
-    for (int64_t row = begin; row < begin + ROWS && row < args.queries; row++) {
-        float sums[DEPTH] = { 0 }, share;
-        ((float *)(uintptr_t)args.dots)[head * args.queries + row] =
-            dot_of<Type, DEPTH>(args, args.grad, row, args.out, row, head);
-        for (int64_t key = 0; key < seen_by(args, row); key++) {
-            float slope = slope_of<Type, DEPTH>(args, row, key, head, &share);
-            for (int k = 0; k < DEPTH; k++)
-                sums[k] += slope * at<Type>(head_of(args, args.key, head), args.key.row, key, k);
-        }
-        for (int k = 0; k < DEPTH; k++)
-            put<Type>(head_of(args, args.of_query, head), args.of_query.row, row, k, sums[k] * args.scale);
-    }
-}
-
-template <class Type, int DEPTH, int> HERE void backward_keys(const tu_launch_tiles &args) {
-    int64_t head = BLOCK % args.heads, begin = BLOCK / args.heads * ROWS;
-    for (int64_t key = begin; key < begin + ROWS && key < args.keys; key++) {
-        float of_key[DEPTH] = { 0 }, of_value[DEPTH] = { 0 }, share;
-        for (int64_t row = args.causal ? key : 0; row < args.queries; row++) {
-            float slope = slope_of<Type, DEPTH>(args, row, key, head, &share);
-            for (int k = 0; k < DEPTH; k++) {
-                of_key[k] += slope * at<Type>(head_of(args, args.query, head), args.query.row, row, k);
-                of_value[k] += share * at<Type>(head_of(args, args.grad, head), args.grad.row, row, k);
-            }
-        }
-        for (int k = 0; k < DEPTH; k++) {
-            put<Type>(head_of(args, args.of_key, head), args.of_key.row, key, k, of_key[k] * args.scale);
-            put<Type>(head_of(args, args.of_value, head), args.of_value.row, key, k, of_value[k]);
-        }
-    }
-}
 #endif
 
 /* The depths that there are; the tile's rows are so many that two tiles of each side fit into 48 KiB. */

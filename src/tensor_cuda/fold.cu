@@ -10,6 +10,7 @@
 
 #define TEAM 256 /* threads of a block */
 #define AHEAD 16 /* loads that are on their way at once */
+#define AHEAD_IN_ROW 32
 
 /* A type of computing as it lies in memory. */
 template <class Type> struct itself {
@@ -29,13 +30,13 @@ HERE void fold_rows(const tu_launch_fold &args, Type *lanes) {
             const Lying *x = (const Lying *)(uintptr_t)args.from + row * args.reduced + part * args.part;
             int64_t left = args.reduced - part * args.part, count = left < args.part ? left : args.part;
             int64_t i = self % LANES_;
-            for (; i + (AHEAD - 1) * LANES_ < count; i += AHEAD * LANES_) {
-                Type next[AHEAD]; /* on their way before the first is needed */
+            for (; i + (AHEAD_IN_ROW - 1) * LANES_ < count; i += AHEAD_IN_ROW * LANES_) {
+                Type next[AHEAD_IN_ROW]; /* on their way before the first is needed */
                 UNROLL
-                for (int k = 0; k < AHEAD; k++)
+                for (int k = 0; k < AHEAD_IN_ROW; k++)
                     next[k] = Lying::widen(x[i + k * LANES_]);
                 UNROLL
-                for (int k = 0; k < AHEAD; k++)
+                for (int k = 0; k < AHEAD_IN_ROW; k++)
                     held = Fold::step(held, next[k]);
             }
             for (; i < count; i += LANES_)
@@ -43,13 +44,13 @@ HERE void fold_rows(const tu_launch_fold &args, Type *lanes) {
         }
         lanes[self] = held;
     }
-    SYNC();
+    SYNC_TEAM();
     for (int half = LANES_ / 2; half > 0; half /= 2) {
         EACH_THREAD(self) {
             if (self % LANES_ < half)
                 lanes[self] = Fold::step(lanes[self], lanes[self + half]);
         }
-        SYNC();
+        SYNC_TEAM();
     }
     EACH_THREAD(self) {
         int64_t unit = BLOCK * (TEAM / LANES_) + self / LANES_;

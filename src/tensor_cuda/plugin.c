@@ -277,11 +277,22 @@ static tutti_status find(void *state, int index, const char *name, void **kernel
     ON_GPU(state, index, find_kernel(gpus, gpu, name, kernel), "finding a kernel");
 }
 
-static tutti_status launch(void *state, int index, void *stream, void *kernel, unsigned blocks, unsigned threads,
-                           const void *arguments) {
+#define SHARED_AS_IT_IS 49152 /* bytes that a block may have without asking for more */
+
+static CUresult launch_kernel(const tu_gpus *gpus, void *stream, void *kernel, unsigned blocks, unsigned threads,
+                              unsigned shared, const void *arguments) {
     void *parameters[1] = { (void *)(uintptr_t)arguments };
-    ON_GPU(state, index, gpus->driver.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, NULL),
-           "launching a kernel");
+    CUresult result = CUDA_SUCCESS;
+    if (shared > SHARED_AS_IT_IS && gpus->driver.cuFuncSetAttribute != NULL)
+        result = gpus->driver.cuFuncSetAttribute(kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
+    return result == CUDA_SUCCESS
+               ? gpus->driver.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, shared, stream, parameters, NULL)
+               : result;
+}
+
+static tutti_status launch(void *state, int index, void *stream, void *kernel, unsigned blocks, unsigned threads,
+                           unsigned shared, const void *arguments) {
+    ON_GPU(state, index, launch_kernel(gpus, stream, kernel, blocks, threads, shared, arguments), "launching a kernel");
 }
 
 /* ---- kernels that are written at run time ---- */

@@ -52,7 +52,7 @@ template <class Type> struct team {
                 if (self % LANES < half)
                     lane[self] += lane[self + half];
             }
-            SYNC();
+            SYNC_TEAM();
         }
     }
     MEMBER void largest(Type *lane) {
@@ -61,7 +61,7 @@ template <class Type> struct team {
                 if (self % LANES < half)
                     lane[self] = math<Type>::greater(lane[self + half], lane[self]);
             }
-            SYNC();
+            SYNC_TEAM();
         }
     }
 };
@@ -82,7 +82,7 @@ template <class Type, class Take> HERE void fold_lanes(const tu_launch_rows &arg
         }
         lane[self] = held;
     }
-    SYNC();
+    SYNC_TEAM();
 }
 
 /* The sum of each row. */
@@ -142,6 +142,59 @@ template <class Type> HERE void softmax_kept(const tu_launch_rows &args, Type *l
         if (row < args.count)
             EACH_OF_ROW(i) {
                 ROW_OF(out)[i] = rows[self / team<Type>::LANES * MOST + i] * factor;
+            }
+    }
+}
+
+/* Rows of at most TU_SHORT_ROW elements: each thread has its own in registers, all on their way at once. */
+#define SHORT_OF_THREAD (TU_SHORT_ROW / 32)
+#define EACH_OF_SHORT(k, i) \
+    UNROLL                  \
+    for (int k = 0, i = self % 32; k < SHORT_OF_THREAD; k++, i += 32)
+
+HERE void softmax_short(const tu_launch_rows &args, float *lane, float *top) {
+    PRIVATE(float, all, SHORT_OF_THREAD, THREADS_OF_ROWS);
+    typedef float Type;
+    int size = (int)args.size;
+    EACH_THREAD(self) {
+        int64_t row = team<float>::row(self);
+        float *mine = PRIVATE_OF(all, self), held = -INFINITY;
+        EACH_OF_SHORT(k, i) {
+            mine[k] = row < args.count && i < size ? ROW_OF(x)[i] : -INFINITY;
+        }
+        EACH_OF_SHORT(k, i) {
+            if (i < size)
+                held = math<float>::greater(mine[k], held);
+        }
+        lane[self] = held;
+    }
+    SYNC_TEAM();
+    team<float>::largest(lane);
+    EACH_THREAD(self) {
+        float held = team<float>::of_team(lane, self);
+        top[self] = held == -INFINITY ? 0 : held;
+    }
+    SYNC_TEAM();
+    EACH_THREAD(self) {
+        float *mine = PRIVATE_OF(all, self), sum = 0;
+        EACH_OF_SHORT(k, i) {
+            if (i < size) {
+                mine[k] = math<float>::exp(math<float>::fma(mine[k], 1.0f, -top[self]));
+                sum += mine[k];
+            }
+        }
+        lane[self] = sum;
+    }
+    SYNC_TEAM();
+    team<float>::add(lane);
+    EACH_THREAD(self) {
+        int64_t row = team<float>::row(self);
+        const float *mine = PRIVATE_OF(all, self);
+        float factor = 1 / team<float>::of_team(lane, self);
+        if (row < args.count)
+            EACH_OF_SHORT(k, i) {
+                if (i < size)
+                    ROW_OF(out)[i] = mine[k] * factor;
             }
     }
 }
@@ -211,6 +264,16 @@ template <class Type, class Lying> HERE Type weight_at(uint64_t weight, int32_t 
 }
 #define LYING_OF(pointer) ((Lying *)(uintptr_t)(args.pointer) + row * args.size)
 
+/* Element i of a row by its weight and its bias. */
+template <class Type, class Lying> HERE Type weighted(const tu_launch_rows &args, Type value, int64_t i) {
+    if (args.weight != 0 && args.bias != 0)
+        return math<Type>::fma(value, weight_at<Type, Lying>(args.weight, args.wide_weight, i),
+                               weight_at<Type, Lying>(args.bias, args.wide_bias, i));
+    if (args.weight != 0)
+        return value * weight_at<Type, Lying>(args.weight, args.wide_weight, i);
+    return args.bias != 0 ? value + weight_at<Type, Lying>(args.bias, args.wide_bias, i) : value;
+}
+
 template <class Type, class Lying> HERE void norm(const tu_launch_rows &args, Type *lane, Type *mean) {
     Type *means = (Type *)(uintptr_t)args.mean, *scales = (Type *)(uintptr_t)args.scale;
     if (args.centred)
@@ -231,18 +294,61 @@ template <class Type, class Lying> HERE void norm(const tu_launch_rows &args, Ty
         if (row < args.count)
             EACH_OF_ROW(i) {
                 Type value = (Lying::widen(LYING_OF(x)[i]) - mean[self]) * scale;
-                if (args.weight != 0 && args.bias != 0)
-                    value = math<Type>::fma(value, weight_at<Type, Lying>(args.weight, args.wide_weight, i),
-                                            weight_at<Type, Lying>(args.bias, args.wide_bias, i));
-                else if (args.weight != 0)
-                    value = value * weight_at<Type, Lying>(args.weight, args.wide_weight, i);
-                else if (args.bias != 0)
-                    value = value + weight_at<Type, Lying>(args.bias, args.wide_bias, i);
-                LYING_OF(out)[i] = Lying::narrow(value);
+                LYING_OF(out)[i] = Lying::narrow(weighted<Type, Lying>(args, value, i));
             }
         if (row < args.count && self % team<Type>::LANES == 0) {
             means[row] = mean[self];
             scales[row] = scale;
+        }
+    }
+}
+
+template <class Lying> HERE void norm_short(const tu_launch_rows &args, float *lane, float *mean) {
+    PRIVATE(float, all, SHORT_OF_THREAD, THREADS_OF_ROWS);
+    int size = (int)args.size;
+    EACH_THREAD(self) {
+        int64_t row = team<float>::row(self);
+        float *mine = PRIVATE_OF(all, self), sum = 0;
+        EACH_OF_SHORT(k, i) {
+            mine[k] = row < args.count && i < size ? Lying::widen(LYING_OF(x)[i]) : 0.0f;
+        }
+        EACH_OF_SHORT(k, i) {
+            if (i < size)
+                sum += mine[k];
+        }
+        lane[self] = sum;
+    }
+    SYNC_TEAM();
+    team<float>::add(lane);
+    EACH_THREAD(self) {
+        mean[self] = args.centred ? team<float>::of_team(lane, self) / (float)args.size : 0;
+    }
+    SYNC_TEAM();
+    EACH_THREAD(self) {
+        float *mine = PRIVATE_OF(all, self), sum = 0;
+        EACH_OF_SHORT(k, i) {
+            if (i < size) {
+                mine[k] = mine[k] - mean[self];
+                sum = math<float>::fma(mine[k], mine[k], sum);
+            }
+        }
+        lane[self] = sum;
+    }
+    SYNC_TEAM();
+    team<float>::add(lane);
+    EACH_THREAD(self) {
+        int64_t row = team<float>::row(self);
+        const float *mine = PRIVATE_OF(all, self);
+        float square = team<float>::of_team(lane, self) / (float)args.size,
+              scale = 1 / math<float>::sqrt(square + (float)args.epsilon);
+        if (row < args.count)
+            EACH_OF_SHORT(k, i) {
+                if (i < size)
+                    LYING_OF(out)[i] = Lying::narrow(weighted<float, Lying>(args, mine[k] * scale, i));
+            }
+        if (row < args.count && self % 32 == 0) {
+            ((float *)(uintptr_t)args.mean)[row] = mean[self];
+            ((float *)(uintptr_t)args.scale)[row] = scale;
         }
     }
 }
@@ -283,6 +389,49 @@ template <class Type, class Lying> HERE void norm_backward(const tu_launch_rows 
     }
 }
 
+template <class Lying> HERE void norm_backward_short(const tu_launch_rows &args, float *plain, float *crossed) {
+    const float *means = (const float *)(uintptr_t)args.mean, *scales = (const float *)(uintptr_t)args.scale;
+    PRIVATE(float, grads, SHORT_OF_THREAD, THREADS_OF_ROWS);
+    PRIVATE(float, away, SHORT_OF_THREAD, THREADS_OF_ROWS);
+    int size = (int)args.size;
+    EACH_THREAD(self) {
+        int64_t row = team<float>::row(self);
+        float *grad = PRIVATE_OF(grads, self), *x = PRIVATE_OF(away, self), of_plain = 0, of_crossed = 0;
+        float mean = row < args.count ? means[row] : 0;
+        EACH_OF_SHORT(k, i) {
+            bool there = row < args.count && i < size;
+            grad[k] = there ? Lying::widen(LYING_OF(other)[i]) : 0.0f;
+            x[k] = there ? Lying::widen(LYING_OF(x)[i]) : 0.0f;
+        }
+        EACH_OF_SHORT(k, i) {
+            if (i < size) {
+                if (args.weight != 0)
+                    grad[k] = grad[k] * weight_at<float, Lying>(args.weight, args.wide_weight, i);
+                x[k] = x[k] - mean;
+                of_plain += grad[k];
+                of_crossed = math<float>::fma(grad[k], x[k], of_crossed);
+            }
+        }
+        plain[self] = of_plain;
+        crossed[self] = of_crossed;
+    }
+    SYNC_TEAM();
+    team<float>::add(plain);
+    team<float>::add(crossed);
+    EACH_THREAD(self) {
+        int64_t row = team<float>::row(self);
+        const float *grad = PRIVATE_OF(grads, self), *x = PRIVATE_OF(away, self);
+        if (row < args.count) {
+            float scale = scales[row], of_g = args.centred ? team<float>::of_team(plain, self) / (float)args.size : 0;
+            float of_gx = team<float>::of_team(crossed, self) * scale * scale / (float)args.size;
+            EACH_OF_SHORT(k, i) {
+                if (i < size)
+                    LYING_OF(out)[i] = Lying::narrow(scale * math<float>::fma(x[k], -of_gx, grad[k] - of_g));
+            }
+        }
+    }
+}
+
 /* The gradients of weight and bias, in two steps. Rows are added in parts of TU_NORM_PART, each from 0 on: a thread has
  * a part of one column. */
 template <class Type, class Lying> HERE void norm_parts(const tu_launch_rows &args) {
@@ -309,33 +458,60 @@ template <class Type, class Lying> HERE void norm_parts(const tu_launch_rows &ar
     }
 }
 
-/* The parts of each column in order; a thread has a column of the weight or the bias. */
-template <class Type, class Lying> HERE void norm_columns(const tu_launch_rows &args) {
-    int64_t parts = (args.count + TU_NORM_PART - 1) / TU_NORM_PART;
-    enum {
-        AHEAD = 64
-    };
-    EACH_ELEMENT(at, 2 * args.size) {
-        bool bias = at >= args.size;
-        int64_t i = bias ? at - args.size : at, part = 0;
-        const Type *from = (const Type *)(uintptr_t)args.parts + (bias ? parts * args.size : 0) + i;
-        uint64_t to = bias ? args.of_bias : args.of_weight;
-        Type sum = 0;
-        for (; part + AHEAD <= parts; part += AHEAD) {
-            Type next[AHEAD];
+/* The parts of each column in order, weights first, then biases. A block has 32 columns: all its threads bring parts of
+ * them, and one thread for each column adds these. */
+#define COLUMNS 32
+#define COLUMN_PARTS 128
+template <class Type, class Lying>
+HERE void norm_columns(const tu_launch_rows &args, Type (*brought)[COLUMNS], Type *sums) {
+    int64_t parts = (args.count + TU_NORM_PART - 1) / TU_NORM_PART, all = parts * args.size;
+    const Type *from = (const Type *)(uintptr_t)args.parts;
+    EACH_THREAD(self) {
+        if (self < COLUMNS)
+            sums[self] = 0;
+    }
+    for (int64_t begin = 0; begin < parts; begin += COLUMN_PARTS) {
+        int count = (int)(parts - begin < COLUMN_PARTS ? parts - begin : COLUMN_PARTS);
+        EACH_THREAD(self) {
+            enum {
+                STEP = TU_NORM_THREADS / COLUMNS,
+                EACH = COLUMN_PARTS / STEP
+            };
+            int64_t at = BLOCK * COLUMNS + self % COLUMNS;
+            int64_t first = (at < args.size ? at : all + at - args.size) + begin * args.size;
+            Type next[EACH];
             UNROLL
-            for (int k = 0; k < AHEAD; k++)
-                next[k] = from[(part + k) * args.size];
+            for (int k = 0; k < EACH; k++) {
+                int part = self / COLUMNS + k * STEP;
+                next[k] = at < 2 * args.size && part < count ? from[first + part * args.size] : (Type)0;
+            }
             UNROLL
-            for (int k = 0; k < AHEAD; k++)
-                sum += next[k];
+            for (int k = 0; k < EACH; k++)
+                brought[self / COLUMNS + k * STEP][self % COLUMNS] = next[k];
         }
-        for (; part < parts; part++)
-            sum += from[part * args.size];
-        if (args.wide_weight)
-            ((Type *)(uintptr_t)to)[i] = sum;
-        else
-            ((Lying *)(uintptr_t)to)[i] = Lying::narrow(sum);
+        SYNC();
+        EACH_THREAD(self) {
+            if (self < COLUMNS) {
+                Type sum = sums[self];
+                UNROLL_BY_4
+                for (int k = 0; k < count; k++)
+                    sum += brought[k][self];
+                sums[self] = sum;
+            }
+        }
+        SYNC();
+    }
+    EACH_THREAD(self) {
+        int64_t at = BLOCK * COLUMNS + self;
+        if (self < COLUMNS && at < 2 * args.size) {
+            bool bias = at >= args.size;
+            uint64_t to = bias ? args.of_bias : args.of_weight;
+            int64_t i = bias ? at - args.size : at;
+            if (args.wide_weight)
+                ((Type *)(uintptr_t)to)[i] = sums[self];
+            else
+                ((Lying *)(uintptr_t)to)[i] = Lying::narrow(sums[self]);
+        }
     }
 }
 
@@ -488,6 +664,12 @@ ROW_KERNELS(softmax)
         softmax_kept<type>(args, lane, kept, rows);                     \
     }
 KEPT_KERNEL(f32, float)
+#define SHORT_KERNEL(name, form)                                   \
+    KERNEL(name, tu_launch_rows) {                                 \
+        SHARED float lane[THREADS_OF_ROWS], kept[THREADS_OF_ROWS]; \
+        form(args, lane, kept);                                    \
+    }
+SHORT_KERNEL(softmax_short_f32, softmax_short)
 ROW_KERNELS(log_softmax)
 ROW_KERNELS(softmax_backward)
 ROW_KERNELS(log_softmax_backward)
@@ -503,6 +685,12 @@ ROW_KERNELS(log_softmax_backward)
     LYING_KERNEL(name, f16, float)
 LYING_KERNELS(norm)
 LYING_KERNELS(norm_backward)
+SHORT_KERNEL(norm_short_f32, norm_short<lying_f32>)
+SHORT_KERNEL(norm_short_bf16, norm_short<lying_bf16>)
+SHORT_KERNEL(norm_short_f16, norm_short<lying_f16>)
+SHORT_KERNEL(norm_backward_short_f32, norm_backward_short<lying_f32>)
+SHORT_KERNEL(norm_backward_short_bf16, norm_backward_short<lying_bf16>)
+SHORT_KERNEL(norm_backward_short_f16, norm_backward_short<lying_f16>)
 LYING_KERNELS(entropy)
 #define PLAIN_KERNEL(name, suffix, type)      \
     KERNEL(name##_##suffix, tu_launch_rows) { \
@@ -514,10 +702,25 @@ LYING_KERNELS(entropy)
     PLAIN_KERNEL(name, bf16, float) \
     PLAIN_KERNEL(name, f16, float)
 PLAIN_KERNELS(norm_parts)
-PLAIN_KERNELS(norm_columns)
+#define COLUMN_KERNEL(suffix, type)                              \
+    KERNEL(norm_columns_##suffix, tu_launch_rows) {              \
+        SHARED type brought[COLUMN_PARTS][COLUMNS];              \
+        SHARED type sums[COLUMNS];                               \
+        norm_columns<type, lying_##suffix>(args, brought, sums); \
+    }
+COLUMN_KERNEL(f32, float)
+COLUMN_KERNEL(f64, double)
+COLUMN_KERNEL(bf16, float)
+COLUMN_KERNEL(f16, float)
 PLAIN_KERNELS(entropy_backward)
 
 /* ---- attention ---- */
+
+/* Keys up to which the shares of a row are multiplied: those of its block of rows. */
+HERE int64_t multiplied_keys(const tu_launch_scores &args, int64_t row) {
+    int64_t end = (row % args.queries / args.block + 1) * args.block;
+    return args.causal && end < args.size ? end : args.size;
+}
 
 HERE int64_t visible_keys(const tu_launch_scores &args, int64_t row) {
     int64_t seen = row % args.queries + 1;
@@ -566,7 +769,7 @@ template <class Type> HERE void attention(const tu_launch_scores &args, Type *la
             Type *x = (Type *)(uintptr_t)args.scores + row * args.size, sum = team<Type>::of_team(lane, self),
                  share = 1 / sum;
             int64_t seen = visible_keys(args, row);
-            EACH_KEY(i, args.size) {
+            EACH_KEY(i, multiplied_keys(args, row)) {
                 x[i] = i < seen ? x[i] * share : (Type)0;
             }
             if (self % team<Type>::LANES == 0)
@@ -599,7 +802,7 @@ template <class Type> HERE void attention_backward(const tu_launch_scores &args,
                  *slopes = (Type *)(uintptr_t)args.slopes + row * args.size;
             Type dot = team<Type>::of_team(lane, self), sum = ((const Type *)(uintptr_t)args.sums)[row];
             int64_t seen = visible_keys(args, row);
-            EACH_KEY(i, args.size) {
+            EACH_KEY(i, multiplied_keys(args, row)) {
                 Type share = i < seen ? math<Type>::exp(math<Type>::fma(x[i], scale, -sum)) : (Type)0;
                 x[i] = share;
                 slopes[i] = i < seen ? share * (slopes[i] - dot) * scale : (Type)0;
@@ -660,7 +863,7 @@ template <class Lying> HERE void attention_narrow(const tu_launch_scores &args, 
             float sum = team<float>::of_team(lane, self), share = 1 / sum;
             Lying *shares = (Lying *)(uintptr_t)args.narrow_shares + row * args.size;
             int64_t seen = visible_keys(args, row);
-            EACH_KEY(i, args.size) {
+            EACH_KEY(i, multiplied_keys(args, row)) {
                 shares[i] = Lying::narrow(i < seen ? x[i] * share : 0.0f);
             }
             if (self % LANES == 0)
@@ -695,7 +898,7 @@ template <class Lying> HERE void attention_narrow_backward(const tu_launch_score
             Lying *narrow_slopes = (Lying *)(uintptr_t)args.narrow_slopes + row * args.size;
             float dot = team<float>::of_team(lane, self), sum = ((const float *)(uintptr_t)args.sums)[row];
             int64_t seen = visible_keys(args, row);
-            EACH_KEY(i, args.size) {
+            EACH_KEY(i, multiplied_keys(args, row)) {
                 float share = i < seen ? math<float>::exp(math<float>::fma(x[i], scale, -sum)) : 0.0f;
                 narrow_shares[i] = Lying::narrow(share);
                 narrow_slopes[i] = Lying::narrow(i < seen ? share * (slopes[i] - dot) * scale : 0.0f);

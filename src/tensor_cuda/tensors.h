@@ -13,7 +13,7 @@
 #include "tensor/together.h"
 
 #define TU_TENSOR_GPUS 64
-#define TU_TENSOR_IMAGES 8
+#define TU_TENSOR_IMAGES 9
 #define TU_SIZE_CLASSES 160
 
 typedef struct tu_gpu_segment tu_gpu_segment;
@@ -119,6 +119,12 @@ tutti_status tu_gpu_error(const tu_gpus *gpus, CUresult result, const char *what
 /* The device, opened, with its context current in this thread; tu_gpu_leave ends that. */
 tutti_status tu_gpu_enter(tu_gpus *gpus, int index, tu_gpu **gpu, bool *pushed);
 void tu_gpu_leave(const tu_gpus *gpus, bool pushed);
+
+/* Whether it is open, so that its members may be read without entering it. */
+static inline bool tu_gpu_is_open(const tu_gpus *gpus, int index) {
+    return index >= 0 && index < gpus->count &&
+           __atomic_load_n(&gpus->gpus[index].open, __ATOMIC_ACQUIRE); /* pairs with open_gpu */
+}
 
 /* ---- allocator.c ---- */
 tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes, tu_device_block *block);

@@ -638,7 +638,7 @@ TU_LANE vec_f32 tu_gelu_f32(vec_f32 x) {
     below = tu_fma_f32(below, square, TU_K32(0x1.d0f2e6p-6f));
     below = tu_fma_f32(below, square, TU_K32(0x1.0052ccp-2f));
     below = tu_fma_f32(below, square, TU_K32(0x1p+0f));
-    vec_f32 share = TU_K32(0.5f) + limited * (above / below);
+    vec_f32 share = TU_K32(0.5f) + limited * tu_tame_ratio_f32(above, below);
     return x * tu_greater_f32(TU_K32(0.0f), share);
 }
 TU_LANE vec_f32 tu_gelu_slope_f32(vec_f32 x) {
@@ -657,7 +657,7 @@ TU_LANE vec_f32 tu_gelu_slope_f32(vec_f32 x) {
     below = tu_fma_f32(below, square, TU_K32(0x1.6dca88p-5f));
     below = tu_fma_f32(below, square, TU_K32(0x1.3aefbap-2f));
     below = tu_fma_f32(below, square, TU_K32(0x1p+0f));
-    return TU_K32(0.5f) + limited * (above / below);
+    return TU_K32(0.5f) + limited * tu_tame_ratio_f32(above, below);
 }
 /* In f64 with all digits, by the tail: x Phi(x), and Phi(x) + x phi(x). */
 TU_LANE vec_f64 tu_gelu_f64(vec_f64 x) {

@@ -650,6 +650,10 @@ static CUresult launch(CUfunction function, unsigned grid_x, unsigned, unsigned,
     memcpy(args.get(), parameters[0], kernel->bytes);
     return give(stream, [=] { run_kernel(kernel, grid_x, block_x, args.get()); });
 }
+/* What a kernel may have changes nothing here. */
+static CUresult set_attribute(CUfunction, int, int) {
+    return CUDA_SUCCESS;
+}
 /* With attributes: those that change no result here, since kernels run one after the other. */
 static CUresult launch_with(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
     for (unsigned i = 0; i < config->attribute_count; i++) {
@@ -707,6 +711,7 @@ static const struct {
     { "cuModuleUnload", (void *)unload },
     { "cuModuleGetFunction", (void *)find },
     { "cuLaunchKernel", (void *)launch },
+    { "cuFuncSetAttribute", (void *)set_attribute },
     { "cuLaunchKernelEx", (void *)launch_with },
     { "cuDeviceGetUuid", (void *)uuid },
     { "cuDeviceGetPCIBusId", (void *)bus },
