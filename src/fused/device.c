@@ -180,7 +180,7 @@ tutti_status tu_fused_multiply_scaled(const tu_fused_run *run, const tu_device_p
                                 .whole = scales->whole != NULL ? tu_pointer(scales->whole) : NULL,
                                 .scales_rows = scales->by_rows,
                                 .scales_columns = scales->columns->numel > 1 };
-    return tu_device_multiply_scaled(run->call, run->device, &scaled);
+    return tu_device_multiply_scaled(run->device, &scaled);
 }
 
 /* This rank cannot go on, and the others' streams will wait for it. */

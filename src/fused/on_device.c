@@ -80,7 +80,7 @@ static tutti_status multiply(const shard_products *job, const right_side *right,
                                   .result = right->out->dtype };
     product.left.step = step;
     if (!job->scaled)
-        return tu_device_multiply(job->run.call, job->run.device, &product);
+        return tu_device_multiply(job->run.device, &product);
     bool by_rows = job->row_scales == NULL || job->row_scales->numel > 1;
     tu_fused_scales scales = { .rows = job->row_scales == NULL ? tu_fused_part_of(&job->gather, 1, first).data
                                                                : (const float *)tu_pointer(job->row_scales) +
@@ -183,7 +183,7 @@ static tutti_status multiply_whole(shard_products *job, tt_tensor *wanted) {
                                       .dtype = job->dtype,
                                       .result = job->dtype };
         if (right->out->numel > 0)
-            status = tu_device_multiply(job->run.call, job->run.device, &product);
+            status = tu_device_multiply(job->run.device, &product);
     }
     tu_tensor_drop(whole);
     return status;
@@ -346,7 +346,7 @@ static tutti_status multiply_by_multicast(tu_fused_run *run, const tu_fused_sign
                                       .dtype = shard->dtype,
                                       .result = shard->dtype };
         if (out->numel > 0)
-            status = tu_device_multiply(run->call, run->device, &product);
+            status = tu_device_multiply(run->device, &product);
     }
     return status;
 }

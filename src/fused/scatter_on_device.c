@@ -46,7 +46,7 @@ static tutti_status produce(const partials *job, int rank, int ranks, int64_t fi
         .result = job->block.dtype
     };
     if (!job->scaled)
-        return tu_device_multiply(job->run.call, job->run.device, &product);
+        return tu_device_multiply(job->run.device, &product);
     bool by_rows = job->row_scales->numel > 1;
     tu_fused_scales scales = { .rows = (const float *)tu_pointer(job->row_scales) + (by_rows ? row : 0),
                                .by_rows = by_rows,

@@ -461,7 +461,7 @@ static tutti_status multiply_heads(const tu_call *call, int64_t block, seen_part
         product.left = matrix_at(left, begin, from);
         product.right = matrix_at(right, from, 0);
         product.out = matrix_at(out, begin, 0);
-        status = tu_device_multiply(call, tu_device_of(out.of), &product);
+        status = tu_device_multiply(tu_device_of(out.of), &product);
     }
     return status;
 }

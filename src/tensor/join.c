@@ -276,9 +276,6 @@ static tutti_status add_on_device(tu_call *call, int dim, bool scatters) {
     if (together && (x->dtype == TUTTI_BF16 || x->dtype == TUTTI_F16))
         compute = (tutti_dtype)x->dtype; /* the kernel widens them, and rounds once */
     tu_device *device = tu_device_of(x);
-    if (compute == TUTTI_C128)
-        return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
-                             tutti_device_name(call->device));
     tt_tensor *index = tu_stage_in(call->inputs[1], TUTTI_I64), *source = tu_stage_in(call->inputs[2], compute);
     tt_tensor *sum = tu_stage_out(call->outputs[0], compute);
     tutti_status status = index != NULL && source != NULL && sum != NULL ? tu_copy_tensor(sum, x) : TUTTI_ERROR_MEMORY;

@@ -102,7 +102,6 @@ typedef struct tu_launch_rows {
     int64_t ignore;
     int32_t centred, dtype;
 } tu_launch_rows;
-#define TU_SHORT_ROW 1024   /* elements of a row that the kernels named _short take */
 #define TU_NORM_PART 8      /* rows whose gradients are added by themselves, on the CPU too */
 #define TU_NORM_THREADS 256 /* of a block that adds those */
 

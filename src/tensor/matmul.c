@@ -127,12 +127,9 @@ static tutti_status multiply_pitched(tu_device *device, const tu_device_product 
     return status;
 }
 
-tutti_status tu_device_multiply(const tu_call *call, tu_device *device, const tu_device_product *product) {
+tutti_status tu_device_multiply(tu_device *device, const tu_device_product *product) {
     if (product->rows == 0 || product->columns == 0 || product->batch == 0)
         return TUTTI_OK;
-    if (tu_is_complex(product->dtype))
-        return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
-                             tutti_device_name(call->device));
     tutti_status status = wants_pitch(product) ? multiply_pitched(device, product) : TUTTI_ERROR_UNSUPPORTED;
     return status == TUTTI_OK ? TUTTI_OK : multiply_there(device, product); /* without memory for copies, as it lies */
 }
@@ -180,21 +177,21 @@ static tutti_status matmul_on_device(tu_call *call) {
     product.right = matrix_there(right, 0);
     if (is_tall(left, right)) {
         product.rows = out->numel / columns;
-        return tu_device_multiply(call, device, &product);
+        return tu_device_multiply(device, &product);
     }
     int64_t count = out->numel / (rows * columns), size = tu_dtype_bytes[out->dtype];
     if (batch_step(left, out, &of_left) && batch_step(right, out, &of_right)) {
         product.batch = count;
         product.left.step = of_left;
         product.right.step = of_right;
-        return tu_device_multiply(call, device, &product);
+        return tu_device_multiply(device, &product);
     }
     tutti_status status = TUTTI_OK;
     for (int64_t batch = 0; batch < count && status == TUTTI_OK; batch++) {
         product.left.data = (const char *)tu_pointer(left) + batch_offset(left, out, batch) * size;
         product.right.data = (const char *)tu_pointer(right) + batch_offset(right, out, batch) * size;
         product.out.data = (const char *)tu_pointer(out) + batch * rows * columns * size;
-        status = tu_device_multiply(call, device, &product);
+        status = tu_device_multiply(device, &product);
     }
     return status;
 }
@@ -264,7 +261,7 @@ static tutti_status linear_on_device(tu_call *call) {
         product.result = narrow ? TUTTI_F32 : (tutti_dtype)out->dtype;
         to = tu_stage_out(out, product.result);
         product.out.data = to != NULL ? tu_pointer(to) : NULL;
-        status = to != NULL ? tu_device_multiply(call, tu_device_of(out), &product) : TUTTI_ERROR_MEMORY;
+        status = to != NULL ? tu_device_multiply(tu_device_of(out), &product) : TUTTI_ERROR_MEMORY;
         if (status == TUTTI_OK && bias != NULL)
             status = add_bias(call, to, bias, out);
     }
@@ -589,7 +586,7 @@ tutti_status tu_int_matmul_everywhere(tu_call *call) {
                                       .out = { tu_pointer(out), columns, 1, 0 },
                                       .dtype = TUTTI_I8,
                                       .result = TUTTI_I32 };
-        return tu_device_multiply(call, tu_device_of(out), &product);
+        return tu_device_multiply(tu_device_of(out), &product);
     }
     tu_matrix of_left = matrix_of(left), of_right = matrix_of(right);
     return out->numel == 0 ? TUTTI_OK : tu_int8_gemm(rows, columns, depth, of_left, of_right, tu_pointer(out));
@@ -635,7 +632,7 @@ static tutti_status scaled_by_library(const tu_device *device, const tu_device_s
     return device->table->product(device->state, device->index, tu_device_stream(device), &product);
 }
 
-tutti_status tu_device_multiply_scaled(const tu_call *call, tu_device *device, const tu_device_scaled *scaled) {
+tutti_status tu_device_multiply_scaled(tu_device *device, const tu_device_scaled *scaled) {
     tu_device_product product = scaled->product;
     int64_t rows = product.rows * product.batch;
     if (rows == 0 || product.columns == 0)
@@ -664,7 +661,7 @@ tutti_status tu_device_multiply_scaled(const tu_call *call, tu_device *device, c
                               .dtype = (int32_t)product.result };
     product.out = (tu_device_matrix){ tu_pointer(wide), product.columns, 1, product.rows * product.columns };
     product.result = TUTTI_F32;
-    status = tu_device_multiply(call, device, &product);
+    status = tu_device_multiply(device, &product);
     if (status == TUTTI_OK)
         status = tu_device_launch(device, "kernel_scaled", rows * product.columns, TU_DEVICE_THREADS, &flat);
     tu_tensor_drop(wide);
@@ -705,7 +702,7 @@ static tutti_status scaled_on_device(tu_call *call) {
                                     .whole = in[5] != NULL ? tu_pointer(in[5]) : NULL,
                                     .scales_rows = in[2]->numel != 1,
                                     .scales_columns = in[3]->numel != 1 };
-        status = tu_device_multiply_scaled(call, tu_device_of(out), &scaled);
+        status = tu_device_multiply_scaled(tu_device_of(out), &scaled);
     }
     for (int i = 0; i < 6; i++)
         tu_tensor_drop(in[i]);

@@ -102,11 +102,6 @@ static void set_sizes(tu_norm_rows *job, const tt_tensor *x, int trailing) {
 
 /* ---- on a device: rows as they lie ---- */
 
-/* Whether the threads of a device's kernel can have a row in their registers. */
-static bool is_short(tutti_dtype dtype, int64_t size) {
-    return dtype != TUTTI_F64 && size <= TU_SHORT_ROW;
-}
-
 static tu_launch_rows flat_rows(const tt_tensor *x, int trailing) {
     tu_norm_rows sizes = { 0 };
     set_sizes(&sizes, x, trailing);
@@ -139,8 +134,7 @@ static tutti_status norm_on_device(tu_call *call, const tt_tensor *weight, const
         flat.centred = centred;
         flat.wide_weight = wide_weight;
         flat.wide_bias = wide_bias;
-        status =
-            tu_device_launch_rows(tu_device_of(x), is_short(dtype, flat.size) ? "norm_short" : "norm", dtype, &flat);
+        status = tu_device_launch_rows(tu_device_of(x), "norm", dtype, &flat);
     }
     tu_tensor_drop(x);
     tu_tensor_drop(dense_weight);
@@ -228,8 +222,7 @@ enum {
 static tutti_status launch_backward(tu_device *device, tutti_dtype dtype, const tu_launch_rows *flat) {
     char name[64];
     int64_t parts = (flat->count + TU_NORM_PART - 1) / TU_NORM_PART;
-    tutti_status status = tu_device_launch_rows(
-        device, is_short(dtype, flat->size) ? "norm_backward_short" : "norm_backward", dtype, flat);
+    tutti_status status = tu_device_launch_rows(device, "norm_backward", dtype, flat);
     if (status == TUTTI_OK)
         status = tu_device_launch(device, tu_kernel_name(name, "norm_parts", dtype), parts * flat->size,
                                   TU_DEVICE_THREADS, flat);

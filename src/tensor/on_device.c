@@ -24,13 +24,14 @@ enum {
     ANY_F64,
     ANY_I64,
     ANY_U64,
+    ANY_C128,
     DENSE_F32,
     DENSE_F64,
     DENSE_BF16,
     DENSE_F16,
     FORMS
 };
-static const char *const form_names[FORMS] = { "f32",       "f64",       "i64",        "u64",
+static const char *const form_names[FORMS] = { "f32",       "f64",       "i64",        "u64",      "c128",
                                                "dense_f32", "dense_f64", "dense_bf16", "dense_f16" };
 
 static tutti_status make_device(const tu_process_devices *devices, int index, tu_device **found) {
@@ -563,7 +564,11 @@ tutti_status tu_read_number(const tt_tensor *x, double *number) {
 /* ---- pointwise operators ---- */
 
 static int any_form(tutti_dtype compute) {
-    return compute == TUTTI_F32 ? ANY_F32 : compute == TUTTI_F64 ? ANY_F64 : compute == TUTTI_U64 ? ANY_U64 : ANY_I64;
+    return compute == TUTTI_F32    ? ANY_F32
+           : compute == TUTTI_F64  ? ANY_F64
+           : compute == TUTTI_U64  ? ANY_U64
+           : compute == TUTTI_C128 ? ANY_C128
+                                   : ANY_I64;
 }
 
 /* The form for dense operands of one type, or -1. */
@@ -601,10 +606,13 @@ static tutti_status pointwise_kernel(tu_device *device, const tu_call *call, int
     return status;
 }
 
-/* A number of the host, in the compute type. */
+/* A number of the host, in the compute type; the imaginary part of a complex one is in the place of a stride. */
 static tutti_status make_literal(tu_launch_operand *operand, const tt_tensor *x, tutti_dtype compute) {
-    *operand = (tu_launch_operand){ .dtype = (int32_t)compute, .literal = 1 };
-    return tutti_convert(tu_pointer(x), x->dtype, &operand->data, compute, 1);
+    uint64_t bits[2] = { 0, 0 };
+    tutti_status status = tutti_convert(tu_pointer(x), x->dtype, bits, compute, 1);
+    *operand = (tu_launch_operand){ .data = bits[0], .dtype = (int32_t)compute, .literal = 1 };
+    operand->strides[0] = (int64_t)bits[1];
+    return status;
 }
 
 /* The attributes of a pointwise operator are numbers, in the order of its arguments. */
@@ -622,9 +630,6 @@ tutti_status tu_pointwise_cuda(tu_call *call) {
     tt_tensor *out = call->outputs[0];
     tu_device *device = tu_device_of(out);
     tu_loop loop;
-    if (tu_is_complex(compute))
-        return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
-                             tutti_device_name(call->device));
     if (out->numel == 0)
         return TUTTI_OK;
     tu_loop_init(&loop, out, call->input_count, call->inputs);

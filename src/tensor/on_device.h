@@ -98,7 +98,7 @@ tutti_status tu_device_launch_on(tu_device *device, void *stream, const char *na
 /* A kernel on rows, "softmax" of f32 or f64, "norm" of bf16 and f16 too: see tu_launch_rows. */
 tutti_status tu_device_launch_rows(tu_device *device, const char *name, tutti_dtype dtype, const tu_launch_rows *rows);
 /* A product by the vendor's library where it has such, else by a kernel of our own (matmul.c). */
-tutti_status tu_device_multiply(const tu_call *call, tu_device *device, const tu_device_product *product);
+tutti_status tu_device_multiply(tu_device *device, const tu_device_product *product);
 /* A product with scales, a bias and a scale of the result, as tt_scaled_matmul has them: f32 on the device, dense. */
 typedef struct tu_device_scaled {
     tu_device_product product;                             /* without scales; batch is 1 where rows have theirs */
@@ -106,7 +106,7 @@ typedef struct tu_device_scaled {
     bool scales_rows, scales_columns;                      /* there is one per row, per column; else one */
 } tu_device_scaled;
 /* By the vendor's library where it has such, else the product in f32, then its scales and one rounding. */
-tutti_status tu_device_multiply_scaled(const tu_call *call, tu_device *device, const tu_device_scaled *scaled);
+tutti_status tu_device_multiply_scaled(tu_device *device, const tu_device_scaled *scaled);
 /* Where kernels of that device write what is wrong. */
 uint64_t tu_device_fault_place(const tu_device *device);
 #define TU_DEVICE_THREADS 256

@@ -452,6 +452,8 @@ static tutti_status copy_plainly(const fold *plan, size_t bytes) {
 
 /* The mean from the sum. */
 static tutti_status scale_sums(const fold *plan, tutti_dtype compute, int64_t count, double scale) {
+    if (compute == TUTTI_C128)
+        count *= 2; /* of each both parts */
     if (plan->device != NULL) {
         tu_launch_line line = { .to = tu_place_of(plan->to), .total = count, .first = scale };
         return tu_device_launch(plan->device, compute == TUTTI_F32 ? "kernel_scale_f32" : "kernel_scale_f64", count,
@@ -461,7 +463,7 @@ static tutti_status scale_sums(const fold *plan, tutti_dtype compute, int64_t co
         for (int64_t i = 0; i < count; i++)
             ((float *)plan->to)[i] = (float)((double)((float *)plan->to)[i] * scale);
     else
-        for (int64_t i = 0; i < count * (compute == TUTTI_C128 ? 2 : 1); i++)
+        for (int64_t i = 0; i < count; i++)
             ((double *)plan->to)[i] *= scale;
     return TUTTI_OK;
 }
@@ -477,9 +479,6 @@ tutti_status tu_reduce_everywhere(tu_call *call) {
     tutti_status status = reduced_dims(call, &attributes->dims, &mask);
     if (status != TUTTI_OK || out->numel == 0)
         return status;
-    if (tu_on_device(x) && compute == TUTTI_C128)
-        return tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
-                             tutti_device_name(call->device));
     int64_t sizes[TT_MAX_DIMS];
     bool reduced[TT_MAX_DIMS];
     int folds = 0, count = runs_of(x, mask, sizes, reduced);
@@ -501,10 +500,11 @@ tutti_status tu_reduce_everywhere(tu_call *call) {
                   .to = tu_pointer(staged),
                   .device = tu_on_device(x) ? tu_device_of(x) : NULL,
                   .name = rule->name,
-                  .type = compute == TUTTI_F32   ? "f32"
-                          : compute == TUTTI_F64 ? "f64"
-                          : is_u64               ? "u64"
-                                                 : "i64",
+                  .type = compute == TUTTI_F32    ? "f32"
+                          : compute == TUTTI_F64  ? "f64"
+                          : is_u64                ? "u64"
+                          : compute == TUTTI_C128 ? "c128"
+                                                  : "i64",
                   .narrow = narrow ? tutti_dtype_name((tutti_dtype)x->dtype) : NULL,
                   .narrow_size = narrow ? tu_dtype_bytes[x->dtype] : 0 };
     status = folds > 0 ? fold_runs(&plan, count, sizes, reduced) : copy_plainly(&plan, (size_t)out->numel * plan.size);

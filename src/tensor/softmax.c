@@ -106,8 +106,7 @@ tutti_status tu_rows_everywhere(tu_call *call) {
                                 .count = out.numel / size,
                                 .size = size };
         bool kept = dtype == TUTTI_F32 && size <= 2048 && strcmp(place->name, "softmax") == 0; /* reads a row once */
-        const char *name = !kept ? place->name : size <= TU_SHORT_ROW ? "softmax_short" : "softmax_kept";
-        status = tu_device_launch_rows(tu_device_of(&out), name, dtype, &flat);
+        status = tu_device_launch_rows(tu_device_of(&out), kept ? "softmax_kept" : place->name, dtype, &flat);
         if (status == TUTTI_OK)
             status = tu_stage_done(&out, result);
         else

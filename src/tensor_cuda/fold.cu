@@ -4,7 +4,7 @@
  * blocks of TU_FOLD_BLOCK elements, each over a fixed number of lanes, which are folded by halves; columns in blocks of
  * TU_FOLD_ROWS rows, one row after the other. The blocks' results are folded in their order.
  */
-#include "kernel.cuh"
+#include "complex.cuh"
 
 #include "tensor/kernel/elementary.h"
 
@@ -125,9 +125,11 @@ template <class Type, class Fold> HERE void fold_parts(const tu_launch_fold &arg
 FOLD(sum, f32, float, 32, 0, held + x)
 FOLD(sum, f64, double, 16, 0, held + x)
 FOLD(sum, i64, uint64_t, 16, 0, held + x)
+FOLD(sum, c128, tu_c128, 16, 0, held + x)
 FOLD(prod, f32, float, 32, 1, held *x)
 FOLD(prod, f64, double, 16, 1, held *x)
 FOLD(prod, i64, uint64_t, 16, 1, held *x)
+FOLD(prod, c128, tu_c128, 16, 1, held *x)
 FOLD(amax, f32, float, 32, -INFINITY, tu_maximum_f32(held, x))
 FOLD(amax, f64, double, 16, -(double)INFINITY, tu_maximum_f64(held, x))
 FOLD(amax, i64, int64_t, 16, INT64_MIN, held > x ? held : x)

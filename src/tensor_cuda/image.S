@@ -15,13 +15,14 @@ image_##number: \
     IMAGE(6, TU_IMAGE_6)
     IMAGE(7, TU_IMAGE_7)
     IMAGE(8, TU_IMAGE_8)
+    IMAGE(9, TU_IMAGE_9)
     IMAGE(together, TU_IMAGE_TOGETHER)
     .section .data.rel.ro, "aw"
     .balign 8
     .globl tu_gpu_images
     .hidden tu_gpu_images
 tu_gpu_images:
-    .quad image_0, image_1, image_2, image_3, image_4, image_5, image_6, image_7, image_8
+    .quad image_0, image_1, image_2, image_3, image_4, image_5, image_6, image_7, image_8, image_9
     .globl tu_gpu_together_image
     .hidden tu_gpu_together_image
 tu_gpu_together_image:

@@ -3,13 +3,12 @@
  * What the kernels of tensors are written with. A kernel is written once and compiled by nvcc for GPUs, and by a C++
  * compiler for the stand-in of the driver with which the tests run without a GPU. For that, what the threads of a block
  * do together is written in phases: EACH_THREAD(self) { … } is what every one does, SYNC() stands between two phases,
- * and what lives longer than a phase is SHARED, or PRIVATE, which is an array of each thread.
+ * and what lives longer than a phase is SHARED.
  *
  *     KERNEL(name, arguments)      a kernel; its argument, a struct, is `args`
  *     EACH_ELEMENT(i, total)       a loop in which all threads of all blocks share the numbers below total
  *     BLOCK, BLOCKS, THREADS       the number of this block, of blocks, of threads in a block
  *     SYNC_TEAM()                  a SYNC() of at most 32 neighbours, who are of one warp
- *     PRIVATE(type, name, count, threads), PRIVATE_OF(name, self)   such an array, and that of this thread
  */
 #ifndef TU_TENSOR_CUDA_KERNEL_CUH
 #define TU_TENSOR_CUDA_KERNEL_CUH
@@ -32,8 +31,6 @@
 #define EACH_THREAD(self) if (const int self = (int)threadIdx.x; true)
 #define SYNC() __syncthreads()
 #define SYNC_TEAM() __syncwarp()
-#define PRIVATE(type, name, count, threads) type name[count]
-#define PRIVATE_OF(name, self) name
 #define FENCE() __threadfence_system()
 /* Whether this thread is the one that changed the word from 0. */
 #define FIRST_TO_SET(word, value) (atomicCAS((int *)(word), 0, value) == 0)
@@ -41,6 +38,7 @@
 #define ADD_TO(word, value) atomicAdd(word, value)
 #define UNROLL _Pragma("unroll")
 #define UNROLL_BY_4 _Pragma("unroll 4")
+#define UNROLL_NOT _Pragma("unroll 1")
 #else
 #include "emulate.hpp"
 #endif

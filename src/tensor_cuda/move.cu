@@ -2,7 +2,7 @@
  *
  * Kernels that move, convert, fill and choose elements.
  */
-#include "kernel.cuh"
+#include "complex.cuh"
 
 #include "tensor/device.h"
 #include "tensor/kernel/elementary.h"
@@ -306,6 +306,8 @@ ORDERED_ADDITION(f64, double)
 ORDERED_ADDITION(bf16, float)
 ORDERED_ADDITION(f16, float)
 ORDERED_ADDITION(i64, uint64_t)
+ORDERED_ADDITION(c128, tu_c128)
 ADDITIONS(f32, float)
 ADDITIONS(f64, double)
 ADDITIONS(i64, uint64_t)
+ADDITIONS(c128, tu_c128)

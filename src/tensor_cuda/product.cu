@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix products that the vendor's library has not: of f64, of integers, of narrow floats in odd layouts, or where the
- * library is missing. Each element is one chain of fma along the depth, as in kernel/product_body.h.
+ * Matrix products that the vendor's library has not: of f64, of integers and complex numbers, of narrow floats in odd
+ * layouts, or where the library is missing. Each element is one chain of fma along the depth, as in
+ * kernel/product_body.h.
  */
-#include "kernel.cuh"
+#include "complex.cuh"
 
 #define TILE 16
 
@@ -15,6 +16,10 @@ HERE double chain(double left, double right, double held) {
 }
 HERE int64_t chain(int64_t left, int64_t right, int64_t held) {
     return (int64_t)((uint64_t)held + (uint64_t)left * (uint64_t)right);
+}
+
+HERE tu_c128 chain(tu_c128 left, tu_c128 right, tu_c128 held) {
+    return held + left * right;
 }
 
 /* A block has a tile of 16 by 16 elements of one product, and goes along the depth in tiles of the inputs. */
@@ -97,3 +102,4 @@ KERNEL(pitch, tu_launch_pitch) {
 PRODUCT(f32, float)
 PRODUCT(f64, double)
 PRODUCT(i64, int64_t)
+PRODUCT(c128, tu_c128)

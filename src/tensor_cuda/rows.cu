@@ -69,13 +69,20 @@ template <class Type> struct team {
 #define EACH_OF_ROW(i) for (int64_t i = self % team<Type>::LANES; i < args.size; i += team<Type>::LANES)
 #define ROW_OF(pointer) ((Type *)(uintptr_t)(args.pointer) + row * args.size)
 
+#define LONG_ROW 4096 /* elements; shorter ones are slower when several loads are on their way at once */
+
 /* What each lane makes of its elements: it begins with `first`, and take(held, self, row, i) adds element i. */
 template <class Type, class Take> HERE void fold_lanes(const tu_launch_rows &args, Type *lane, Type first, Take take) {
     EACH_THREAD(self) {
         int64_t row = team<Type>::row(self);
         Type held = first;
-        if (row < args.count) {
+        if (row < args.count && args.size > LONG_ROW) {
             UNROLL_BY_4
+            EACH_OF_ROW(i) {
+                held = take(held, self, row, i);
+            }
+        } else if (row < args.count) {
+            UNROLL_NOT
             EACH_OF_ROW(i) {
                 held = take(held, self, row, i);
             }
@@ -142,59 +149,6 @@ template <class Type> HERE void softmax_kept(const tu_launch_rows &args, Type *l
         if (row < args.count)
             EACH_OF_ROW(i) {
                 ROW_OF(out)[i] = rows[self / team<Type>::LANES * MOST + i] * factor;
-            }
-    }
-}
-
-/* Rows of at most TU_SHORT_ROW elements: each thread has its own in registers, all on their way at once. */
-#define SHORT_OF_THREAD (TU_SHORT_ROW / 32)
-#define EACH_OF_SHORT(k, i) \
-    UNROLL                  \
-    for (int k = 0, i = self % 32; k < SHORT_OF_THREAD; k++, i += 32)
-
-HERE void softmax_short(const tu_launch_rows &args, float *lane, float *top) {
-    PRIVATE(float, all, SHORT_OF_THREAD, THREADS_OF_ROWS);
-    typedef float Type;
-    int size = (int)args.size;
-    EACH_THREAD(self) {
-        int64_t row = team<float>::row(self);
-        float *mine = PRIVATE_OF(all, self), held = -INFINITY;
-        EACH_OF_SHORT(k, i) {
-            mine[k] = row < args.count && i < size ? ROW_OF(x)[i] : -INFINITY;
-        }
-        EACH_OF_SHORT(k, i) {
-            if (i < size)
-                held = math<float>::greater(mine[k], held);
-        }
-        lane[self] = held;
-    }
-    SYNC_TEAM();
-    team<float>::largest(lane);
-    EACH_THREAD(self) {
-        float held = team<float>::of_team(lane, self);
-        top[self] = held == -INFINITY ? 0 : held;
-    }
-    SYNC_TEAM();
-    EACH_THREAD(self) {
-        float *mine = PRIVATE_OF(all, self), sum = 0;
-        EACH_OF_SHORT(k, i) {
-            if (i < size) {
-                mine[k] = math<float>::exp(math<float>::fma(mine[k], 1.0f, -top[self]));
-                sum += mine[k];
-            }
-        }
-        lane[self] = sum;
-    }
-    SYNC_TEAM();
-    team<float>::add(lane);
-    EACH_THREAD(self) {
-        int64_t row = team<float>::row(self);
-        const float *mine = PRIVATE_OF(all, self);
-        float factor = 1 / team<float>::of_team(lane, self);
-        if (row < args.count)
-            EACH_OF_SHORT(k, i) {
-                if (i < size)
-                    ROW_OF(out)[i] = mine[k] * factor;
             }
     }
 }
@@ -303,56 +257,6 @@ template <class Type, class Lying> HERE void norm(const tu_launch_rows &args, Ty
     }
 }
 
-template <class Lying> HERE void norm_short(const tu_launch_rows &args, float *lane, float *mean) {
-    PRIVATE(float, all, SHORT_OF_THREAD, THREADS_OF_ROWS);
-    int size = (int)args.size;
-    EACH_THREAD(self) {
-        int64_t row = team<float>::row(self);
-        float *mine = PRIVATE_OF(all, self), sum = 0;
-        EACH_OF_SHORT(k, i) {
-            mine[k] = row < args.count && i < size ? Lying::widen(LYING_OF(x)[i]) : 0.0f;
-        }
-        EACH_OF_SHORT(k, i) {
-            if (i < size)
-                sum += mine[k];
-        }
-        lane[self] = sum;
-    }
-    SYNC_TEAM();
-    team<float>::add(lane);
-    EACH_THREAD(self) {
-        mean[self] = args.centred ? team<float>::of_team(lane, self) / (float)args.size : 0;
-    }
-    SYNC_TEAM();
-    EACH_THREAD(self) {
-        float *mine = PRIVATE_OF(all, self), sum = 0;
-        EACH_OF_SHORT(k, i) {
-            if (i < size) {
-                mine[k] = mine[k] - mean[self];
-                sum = math<float>::fma(mine[k], mine[k], sum);
-            }
-        }
-        lane[self] = sum;
-    }
-    SYNC_TEAM();
-    team<float>::add(lane);
-    EACH_THREAD(self) {
-        int64_t row = team<float>::row(self);
-        const float *mine = PRIVATE_OF(all, self);
-        float square = team<float>::of_team(lane, self) / (float)args.size,
-              scale = 1 / math<float>::sqrt(square + (float)args.epsilon);
-        if (row < args.count)
-            EACH_OF_SHORT(k, i) {
-                if (i < size)
-                    LYING_OF(out)[i] = Lying::narrow(weighted<float, Lying>(args, mine[k] * scale, i));
-            }
-        if (row < args.count && self % 32 == 0) {
-            ((float *)(uintptr_t)args.mean)[row] = mean[self];
-            ((float *)(uintptr_t)args.scale)[row] = scale;
-        }
-    }
-}
-
 /* other is the gradient of the result, out the gradient of x. */
 template <class Type, class Lying> HERE void norm_backward(const tu_launch_rows &args, Type *plain, Type *crossed) {
     const Type *means = (const Type *)(uintptr_t)args.mean, *scales = (const Type *)(uintptr_t)args.scale;
@@ -384,49 +288,6 @@ template <class Type, class Lying> HERE void norm_backward(const tu_launch_rows 
                 LYING_OF(out)
                 [i] = Lying::narrow(scale *
                                     math<Type>::fma(Lying::widen(LYING_OF(x)[i]) - means[row], -of_gx, gw - of_g));
-            }
-        }
-    }
-}
-
-template <class Lying> HERE void norm_backward_short(const tu_launch_rows &args, float *plain, float *crossed) {
-    const float *means = (const float *)(uintptr_t)args.mean, *scales = (const float *)(uintptr_t)args.scale;
-    PRIVATE(float, grads, SHORT_OF_THREAD, THREADS_OF_ROWS);
-    PRIVATE(float, away, SHORT_OF_THREAD, THREADS_OF_ROWS);
-    int size = (int)args.size;
-    EACH_THREAD(self) {
-        int64_t row = team<float>::row(self);
-        float *grad = PRIVATE_OF(grads, self), *x = PRIVATE_OF(away, self), of_plain = 0, of_crossed = 0;
-        float mean = row < args.count ? means[row] : 0;
-        EACH_OF_SHORT(k, i) {
-            bool there = row < args.count && i < size;
-            grad[k] = there ? Lying::widen(LYING_OF(other)[i]) : 0.0f;
-            x[k] = there ? Lying::widen(LYING_OF(x)[i]) : 0.0f;
-        }
-        EACH_OF_SHORT(k, i) {
-            if (i < size) {
-                if (args.weight != 0)
-                    grad[k] = grad[k] * weight_at<float, Lying>(args.weight, args.wide_weight, i);
-                x[k] = x[k] - mean;
-                of_plain += grad[k];
-                of_crossed = math<float>::fma(grad[k], x[k], of_crossed);
-            }
-        }
-        plain[self] = of_plain;
-        crossed[self] = of_crossed;
-    }
-    SYNC_TEAM();
-    team<float>::add(plain);
-    team<float>::add(crossed);
-    EACH_THREAD(self) {
-        int64_t row = team<float>::row(self);
-        const float *grad = PRIVATE_OF(grads, self), *x = PRIVATE_OF(away, self);
-        if (row < args.count) {
-            float scale = scales[row], of_g = args.centred ? team<float>::of_team(plain, self) / (float)args.size : 0;
-            float of_gx = team<float>::of_team(crossed, self) * scale * scale / (float)args.size;
-            EACH_OF_SHORT(k, i) {
-                if (i < size)
-                    LYING_OF(out)[i] = Lying::narrow(scale * math<float>::fma(x[k], -of_gx, grad[k] - of_g));
             }
         }
     }
@@ -664,12 +525,6 @@ ROW_KERNELS(softmax)
         softmax_kept<type>(args, lane, kept, rows);                     \
     }
 KEPT_KERNEL(f32, float)
-#define SHORT_KERNEL(name, form)                                   \
-    KERNEL(name, tu_launch_rows) {                                 \
-        SHARED float lane[THREADS_OF_ROWS], kept[THREADS_OF_ROWS]; \
-        form(args, lane, kept);                                    \
-    }
-SHORT_KERNEL(softmax_short_f32, softmax_short)
 ROW_KERNELS(log_softmax)
 ROW_KERNELS(softmax_backward)
 ROW_KERNELS(log_softmax_backward)
@@ -685,12 +540,6 @@ ROW_KERNELS(log_softmax_backward)
     LYING_KERNEL(name, f16, float)
 LYING_KERNELS(norm)
 LYING_KERNELS(norm_backward)
-SHORT_KERNEL(norm_short_f32, norm_short<lying_f32>)
-SHORT_KERNEL(norm_short_bf16, norm_short<lying_bf16>)
-SHORT_KERNEL(norm_short_f16, norm_short<lying_f16>)
-SHORT_KERNEL(norm_backward_short_f32, norm_backward_short<lying_f32>)
-SHORT_KERNEL(norm_backward_short_bf16, norm_backward_short<lying_bf16>)
-SHORT_KERNEL(norm_backward_short_f16, norm_backward_short<lying_f16>)
 LYING_KERNELS(entropy)
 #define PLAIN_KERNEL(name, suffix, type)      \
     KERNEL(name##_##suffix, tu_launch_rows) { \

@@ -343,13 +343,11 @@ TEST(an_index_out_of_range_is_told_by_the_next_wait) {
     test_device_leave();
 }
 
-TEST(devices_do_not_mix_and_what_has_no_kernel_says_so) {
+TEST(devices_do_not_mix_and_what_is_not_there_says_so) {
     tutti_device device = there();
     tt_scope scope = tt_scope_open();
     tt_tensor *here = tt_ones(tt_shape(3), TUTTI_F32, NULL), *x = tt_to_device(here, device);
     FAILS(tt_add(here, x), TUTTI_ERROR_ARGUMENT, "is on the device cpu and b (input 1) on cuda:0");
-    FAILS(tt_to(tt_mul(tt_to(x, TUTTI_C64), tt_to(x, TUTTI_C64)), TUTTI_F32), TUTTI_ERROR_UNSUPPORTED,
-          "mul: there is no kernel for complex numbers on the device cuda:0");
     FAILS(tt_to_device(here, TUTTI_CUDA_AT(200)), TUTTI_ERROR_UNSUPPORTED, "there is no device cuda:200");
     tt_options options;
     FAILS(tt_to_device(tt_zeros(tt_shape(2), TUTTI_F32, on(&options, TUTTI_META)), device), TUTTI_ERROR_UNSUPPORTED,
@@ -622,6 +620,74 @@ TEST(attention_at_every_depth_agrees_with_the_cpu) {
         }
         CHECK_OK(tt_scope_close(&scope));
     }
+    test_device_leave();
+}
+
+/* Pairs of reals as complex numbers; the functions are the C library's on the CPU. */
+static tt_tensor *of_complex(tt_tensor *x, tt_tensor *y, tt_tensor *index, int which) {
+    tt_tensor *z = tt_view_as_complex(x), *w = tt_view_as_complex(y);
+    switch (which) {
+    case 0:
+        return tt_mul(tt_add(z, w), tt_sub(z, tt_conj(w)));
+    case 1:
+        return tt_div(z, w);
+    case 2:
+        return tt_abs(tt_mul_scalar(tt_add_scalar(z, 2), 3));
+    case 3:
+        return tt_sqrt(z);
+    case 4:
+        return tt_exp(z);
+    case 5:
+        return tt_log(tt_neg(z));
+    case 6:
+        return tt_matmul(z, tt_transpose(w, 0, 1));
+    case 7:
+        return tt_sum(z);
+    case 8:
+        return tt_mean_dims(tt_square(z), tt_shape(1), false);
+    case 9:
+        return tt_prod(z, tt_shape(0), false);
+    case 10:
+        return tt_index_add(z, 0, index, tt_index_select(w, 0, index));
+    case 11:
+        return tt_where(tt_eq(z, w), z, tt_div_scalar(w, 3));
+    default:
+        return tt_scatter_add(z, 0, tt_expand(tt_reshape(index, tt_shape(4, 1)), tt_shape(4, 5)),
+                              tt_narrow(w, 0, 0, 4));
+    }
+}
+
+TEST(complex_numbers_are_those_of_the_cpu) {
+    tutti_device device = there();
+    for (int i = 0; i < 26; i++) {
+        tt_scope scope = tt_scope_open();
+        tutti_dtype dtype = i % 2 == 0 ? TUTTI_F64 : TUTTI_F32;
+        tt_tensor *x[2], *y[2], *z[2];
+        tt_seed((uint64_t)i, 0);
+        pair(x, tt_shape(6, 5, 2), dtype, device);
+        pair(y, tt_shape(6, 5, 2), dtype, device);
+        tt_tensor *index = tt_from((int64_t[]){ 3, 0, 3, 5 }, tt_shape(4), TUTTI_I64, NULL);
+        for (int k = 0; k < 2; k++) {
+            tt_tensor *made = of_complex(x[k], y[k], k == 0 ? index : tt_to_device(index, device), i / 2);
+            z[k] = i / 2 == 2 ? made : tt_view_as_real(made);
+            tt_backward(tt_sum(tt_square(z[k])), NULL);
+        }
+        double largest = tt_item(tt_amax(tt_abs(tt_to(tt_grad(x[0]), TUTTI_F64)), tt_no_dims(), false));
+        double allowed = (dtype == TUTTI_F64 ? 1e-13 : 1e-5) * (1 + largest);
+        CHECK(apart(z[0], z[1]) <= allowed);
+        CHECK(apart(tt_grad(x[0]), tt_grad(x[1])) <= allowed);
+        if (i / 2 == 0 || i / 2 == 7 || i / 2 == 10)
+            CHECK(tt_equal(z[0], tt_to_device(z[1], TUTTI_CPU))); /* the same bits */
+        CHECK_OK(tt_scope_close(&scope));
+    }
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_from((double[]){ 1, 2, INFINITY, NAN, -0.0, 3 }, tt_shape(3, 2), TUTTI_F64, NULL);
+    tt_tensor *here = tt_view_as_complex(x), *over = tt_view_as_complex(tt_to_device(x, device));
+    CHECK(apart(tt_view_as_real(tt_narrow(tt_div(here, tt_number(0.5)), 0, 0, 1)),
+                tt_view_as_real(tt_narrow(tt_div(over, tt_number(0.5)), 0, 0, 1))) == 0); /* a number of the host */
+    tt_tensor *infinite = tt_to_device(tt_abs(tt_mul(over, over)), TUTTI_CPU);
+    CHECK(((const double *)tt_data(infinite))[1] == INFINITY); /* as in C, whatever the other part is */
+    CHECK_OK(tt_scope_close(&scope));
     test_device_leave();
 }
 

@@ -111,7 +111,7 @@ TEST_LIMIT(random_programs_give_the_same_bits_on_the_device, 300) {
     if (counted.device == TUTTI_CPU)
         SKIP("TEST_DEVICE names none");
     check_programs(PEER, 1, some(2000), fails_on_device, &counted);
-    CHECK(counted.compared > counted.left_out);
+    CHECK(3 * (counted.compared - counted.rounded) > counted.compared); /* the others are compared bit by bit */
     test_device_leave();
 }
 

@@ -52,12 +52,11 @@ void run_fibers(body *run, unsigned blocks, unsigned threads, const void *args);
 #define EACH_THREAD(self) for (int self = 0; self < THREADS; self++)
 #define SYNC() ((void)0)
 #define SYNC_TEAM() ((void)0)
-#define PRIVATE(type, name, count, threads) static thread_local type name[threads][count]
-#define PRIVATE_OF(name, self) name[self]
 #define FENCE() ((void)0)
 #define FIRST_TO_SET(word, value) (*(word) == 0 ? (*(word) = (value), true) : false)
 #define ADD_TO(word, value) ((*(word) += (value)) - (value))
 #define UNROLL
 #define UNROLL_BY_4
+#define UNROLL_NOT
 
 #endif

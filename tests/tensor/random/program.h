@@ -142,10 +142,10 @@ typedef bool program_fails(const program *what, void *context, char *why, size_t
 
 bool fails_by_differences(const program *what, void *context, char *why, size_t size);
 bool fails_on_levels(const program *what, void *context, char *why, size_t size);
-/* How many programs ran on a device, and how many were left out since it has no complex numbers. */
+/* How many programs ran on a device, and of how many the numbers may be rounded otherwise there. */
 typedef struct device_count {
     tutti_device device;
-    long compared, left_out;
+    long compared, rounded;
 } device_count;
 bool fails_on_device(const program *what, void *context, char *why, size_t size); /* context: device_count */
 bool fails_on_meta(const program *what, void *context, char *why, size_t size);
