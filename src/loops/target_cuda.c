@@ -249,8 +249,8 @@ static tutti_status run(const tu_nest *nest, tt_tensor *const *tensors) {
         status =
             table->launch(state, index, stream, own->kernel, (unsigned)own->emitted.blocks, TU_EMIT_THREADS, 0, places);
     if (status == TUTTI_OK && own->second != NULL)
-        status = table->launch(state, index, stream, own->second, (unsigned)own->emitted.more_blocks, TU_EMIT_THREADS, 0,
-                               places);
+        status = table->launch(state, index, stream, own->second, (unsigned)own->emitted.more_blocks, TU_EMIT_THREADS,
+                               0, places);
     if (scratch.handle != NULL)
         table->release(state, index, &scratch);
     return status;
