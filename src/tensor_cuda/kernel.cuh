@@ -38,7 +38,6 @@
 #define ADD_TO(word, value) atomicAdd(word, value)
 #define UNROLL _Pragma("unroll")
 #define UNROLL_BY_4 _Pragma("unroll 4")
-#define UNROLL_NOT _Pragma("unroll 1")
 #else
 #include "emulate.hpp"
 #endif

@@ -82,7 +82,6 @@ template <class Type, class Take> HERE void fold_lanes(const tu_launch_rows &arg
                 held = take(held, self, row, i);
             }
         } else if (row < args.count) {
-            UNROLL_NOT
             EACH_OF_ROW(i) {
                 held = take(held, self, row, i);
             }

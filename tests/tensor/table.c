@@ -420,7 +420,8 @@ TEST(nothing_is_left_after_all_of_it) {
 
 /* Those whose products a library adds up, in an order of its own. */
 static bool rounds_by_library(const tu_operator *entry) {
-    return strcmp(entry->family, "matrix products") == 0 || strncmp(entry->name, "attention", 9) == 0;
+    return strcmp(entry->family, "matrix products") == 0 || strcmp(entry->family, "fused") == 0 ||
+           strncmp(entry->name, "attention", 9) == 0;
 }
 
 static void compare_bits(const tu_operator *entry, tutti_dtype dtype, tt_tensor *here, tt_tensor *there) {
