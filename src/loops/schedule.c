@@ -86,6 +86,7 @@ static void set_lives(tu_nest *nest, bool *repeated, bool *dense) {
             use_in_line(nest, line, i, repeated);
             for (int k = 0; k < line->in_count; k++)
                 dense[line->in[k]] = true;
+            dense[line->out] = true;
         }
         if (action->stage < 0)
             continue;
@@ -182,8 +183,7 @@ static void place_result(tu_nest *nest, pool *buffers, int index, bool by_kernel
                          const bool *dense) {
     tu_slot *slot = &nest->slots[index];
     const tu_nest_tensor *tensor = slot->tensor >= 0 ? &nest->tensors[slot->tensor] : NULL;
-    if (tensor == NULL || !is_direct(nest, tensor, by_kernel || dense[index]) ||
-        (by_kernel && !joined && tensor->streamed))
+    if (tensor == NULL || !is_direct(nest, tensor, dense[index]) || (by_kernel && !joined && tensor->streamed))
         slot->buffer = take(buffers);
     if (repeated[index])
         slot->wide_buffer = take(buffers);

@@ -149,3 +149,35 @@ TEST(what_is_taken_twice_is_kept) {
     free(text);
     CHECK_OK(tt_scope_close(&scope));
 }
+
+/* The first input, whose rows lie apart, is written and not read. */
+static int into_rows_apart(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_copy_(tt_narrow(inputs.at[0], 1, 8, tt_size(inputs.at[1], 1)), inputs.at[1]);
+    outputs[0] = tt_relu(inputs.at[1]);
+    return 1;
+}
+
+/* Nothing goes by a buffer where a piece is a row or a part of one: pieces may be longer then, as long as they do not
+ * have several rows of which those of the result lie apart. */
+TEST(rows_of_a_result_that_lie_apart_are_written_one_by_one) {
+    tu_program_options options = { .no_compiler = true };
+    for (int64_t columns = 2047; columns < 6000; columns += 1000) {
+        tt_scope scope = tt_scope_open();
+        tt_tensor *wide = tt_randn(tt_shape(20, columns + 50), TUTTI_F32, NULL), *results[2];
+        tt_tensor_list inputs = tt_tensors(wide, tt_randn(tt_shape(20, columns), TUTTI_F32, NULL)),
+                       own = tt_tensors(tt_clone(wide), inputs.at[1]);
+        tt_graph *graph;
+        tu_program *program;
+        CHECK(tt_capture(into_rows_apart, NULL, inputs, &graph));
+        CHECK_OK(tu_program_make(graph, &options, &program));
+        CHECK_EQ(tu_program_count(program).fused, 2);
+        into_rows_apart(inputs, &results[0], NULL);
+        run_program(program, graph, own, &results[1]);
+        CHECK(same_bits(results[1], results[0]));
+        CHECK(same_bits(own.at[0], wide));
+        tu_program_release(program);
+        tt_graph_release(&graph);
+        CHECK_OK(tt_scope_close(&scope));
+    }
+}
