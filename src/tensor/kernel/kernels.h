@@ -26,9 +26,9 @@ enum {
 typedef void tu_float_kernel(const void *const *in, void *out, int64_t count, const void *attributes);
 
 /* Operators that can be joined: several run at once, each on what the step before gave, from registers to registers:
- * to[i] = … step2(step1(from[i], other1[i]), other2[i]) …, the very bits of their kernels one by one. `past`: stored
- * past the caches where `to` is aligned for that; who asks for it calls tu_stream_end in the end. `to` may be `from` or
- * any `other`. Of one input or two they are: */
+ * to[i] = … step2(step1(from[i], other1[i]), other2[i]) …, the very bits of their kernels one by one, but for
+ * which NaN comes of two. `past`: stored past the caches where `to` is aligned for that; who asks for it calls
+ * tu_stream_end in the end. `to` may be `from` or any `other`. Of one input or two they are: */
 #define TU_JOINED_OPERATORS(unary, binary)                                                                             \
     unary(add_scalar) unary(mul_scalar) unary(div_scalar) unary(neg) unary(abs) unary(square) unary(clamp) unary(relu) \
         unary(reciprocal) unary(sqrt) unary(rsqrt) unary(exp) unary(tanh) unary(sigmoid) binary(add) binary(sub)       \
