@@ -103,17 +103,18 @@ typedef struct ballot {
     uint64_t vote, hash, count;
 } ballot;
 
-/* The first rank that says something else than this one; this one where all say the same. */
-static int other_than(const ballot *all, int rank, size_t size) {
+/* The first rank that is about to do something else than this one; this one where all do the same. */
+static int other_vote(const ballot *all, int rank, size_t size) {
     for (size_t i = 0; i < size; i++)
-        if (all[i].vote != all[rank].vote || all[i].hash != all[rank].hash)
+        if (all[i].vote != all[rank].vote)
             return (int)i;
     return rank;
 }
 
-/* The first place at which the lists of hashes of all ranks are not the same. */
-static tutti_status find_place(const tt_graph *graph, tutti_group *group, size_t most, size_t *place) {
-    size_t size = (size_t)tutti_group_size(group);
+/* The first place at which the lists of hashes of all ranks are not the same, and the first rank that has another one
+ * there than this rank. */
+static tutti_status find_place(const tt_graph *graph, tutti_group *group, size_t most, size_t *place, int *other) {
+    size_t size = (size_t)tutti_group_size(group), rank = (size_t)tutti_group_rank(group);
     uint64_t *all = calloc((size + 1) * most + 1, sizeof *all), *mine = all != NULL ? all + size * most : NULL;
     const tu_vertex *at = NULL;
     if (all == NULL)
@@ -121,10 +122,12 @@ static tutti_status find_place(const tt_graph *graph, tutti_group *group, size_t
     for (size_t i = 0; i < most && (at = next_in(graph, group, at)) != NULL; i++)
         mine[i] = hash_vertex(START, at);
     tutti_status status = tutti_all_gather(group, mine, all, most, TUTTI_U64, NULL);
+    bool same = true;
     for (*place = 0; status == TUTTI_OK && *place < most; *place += 1) {
-        bool same = true;
-        for (size_t rank = 1; rank < size; rank++)
-            same = same && all[rank * most + *place] == all[*place];
+        for (size_t i = 0; i < size && same; i++) {
+            same = all[i * most + *place] == all[rank * most + *place];
+            *other = (int)i;
+        }
         if (!same)
             break;
     }
@@ -141,11 +144,15 @@ static void describe_place(const tt_graph *graph, const tutti_group *group, size
         snprintf(words, WORDS, "there is none any more");
         return;
     }
-    const tu_value *value = at->operand_count > 0 ? at->operands[0].value : NULL;
     snprintf(words, WORDS, "%s%s", at->entry->name, at->in_place ? "_" : "");
-    if (value != NULL)
-        snprintf(words + strlen(words), WORDS - strlen(words), " of %s %s", tutti_dtype_name(value->shape.dtype),
-                 tu_dims_text(value->shape.ndim, value->shape.sizes));
+    for (int i = 0; i < at->operand_count; i++) {
+        const tu_value *value = at->operands[i].value;
+        if (value != NULL)
+            snprintf(words + strlen(words), WORDS - strlen(words), "%s %s %s", i == 0 ? " of" : ",",
+                     tutti_dtype_name(value->shape.dtype), tu_dims_text(value->shape.ndim, value->shape.sizes));
+    }
+    if (tu_vertex_dim(at) >= 0)
+        snprintf(words + strlen(words), WORDS - strlen(words), ", dimension %d", tu_vertex_dim(at));
     if (tu_vertex_reduction(at) != 0)
         snprintf(words + strlen(words), WORDS - strlen(words), ", %s", tutti_reduction_name(tu_vertex_reduction(at)));
 }
@@ -154,7 +161,7 @@ static void describe_place(const tt_graph *graph, const tutti_group *group, size
 static tutti_status tell_difference(const char *name, const tt_graph *graph, tutti_group *group, const ballot *all,
                                     const char *why) {
     size_t size = (size_t)tutti_group_size(group), most = 0, place = 0;
-    int rank = tutti_group_rank(group), other = other_than(all, rank, size);
+    int rank = tutti_group_rank(group), other = other_vote(all, rank, size);
     bool ready = true;
     char mine[WORDS] = "", *words = calloc(size, WORDS);
     if (words == NULL)
@@ -163,7 +170,7 @@ static tutti_status tell_difference(const char *name, const tt_graph *graph, tut
         ready = ready && all[i].vote == TU_VOTE_READY;
         most = all[i].count > most ? (size_t)all[i].count : most;
     }
-    tutti_status status = ready ? find_place(graph, group, most, &place) : TUTTI_OK;
+    tutti_status status = ready ? find_place(graph, group, most, &place, &other) : TUTTI_OK;
     if (ready)
         describe_place(graph, group, place, mine);
     else if (all[rank].vote != TU_VOTE_READY && why[0] != 0)

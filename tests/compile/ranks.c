@@ -198,6 +198,56 @@ TEST_WORLD_THREADS(ranks_are_told_at_which_place_their_collectives_differ, 2) {
     CHECK_OK(tutti_barrier(group, NULL));
 }
 
+static int gather_then_reduce(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    tutti_group *group = user;
+    int rank = tutti_group_rank(group);
+    outputs[0] = tt_all_gather(inputs.at[0], rank == 2 ? 1 : 0, group);
+    outputs[0] = tt_all_reduce(outputs[0], rank == 1 ? TUTTI_MAX : TUTTI_SUM, group);
+    return 1;
+}
+
+/* Ranks 0 and 1 differ as well, but behind the place that is told of. */
+TEST_WORLD_THREADS(ranks_are_told_of_one_that_differs_at_that_very_place, 3) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast;
+    char words[200];
+    CHECK(tt_compile(gather_then_reduce, group, NULL, &fast));
+    CHECK(tt_compiled_call(fast, tt_tensors(tt_ones(tt_shape(2, 2), TUTTI_F32, NULL))).count == 0);
+    snprintf(words, sizeof words,
+             "is all_gather of f32 [2, 2], dimension %d on rank %d, and on this rank, "
+             "%d, all_gather of f32 [2, 2], dimension %d",
+             rank == 2 ? 0 : 1, rank == 2 ? 0 : 2, rank, rank == 2 ? 1 : 0);
+    expect_error(TUTTI_ERROR_MISMATCH, words);
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+static int reads_on_the_last(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    tutti_group *group = user;
+    int rank = tutti_group_rank(group);
+    outputs[0] = tt_all_reduce(inputs.at[0], rank == 1 ? TUTTI_MAX : TUTTI_SUM, group);
+    if (rank == 2 && tt_item(tt_sum(inputs.at[0])) > 0)
+        outputs[0] = tt_neg(outputs[0]);
+    return 1;
+}
+
+TEST_WORLD_THREADS(ranks_are_told_of_one_that_does_something_else, 3) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    tt_scope scope = tt_scope_open();
+    tt_compiled *fast;
+    CHECK(tt_compile(reads_on_the_last, group, NULL, &fast));
+    CHECK(tt_compiled_call(fast, tt_tensors(tt_ones(tt_shape(3), TUTTI_F32, NULL))).count == 0);
+    expect_error(TUTTI_ERROR_MISMATCH,
+                 rank == 2 ? "rank 0 runs what it compiled" : "rank 2 runs the function itself (item: argument x");
+    tt_compiled_release(&fast);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
 TEST_WORLD_THREADS(a_rank_that_alone_captures_anew_is_told_of_on_all, 2) {
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group);
