@@ -11,6 +11,10 @@
 #define LEAST_INTERVAL (1 * TU_MILLISECOND)
 #define MOST_INTERVAL (16 * TU_MILLISECOND)
 #define FORGOTTEN (100 * TU_MILLISECOND)
+/* A return that takes this long waited for somebody who computes there. Then the home is left to that one for a while,
+ * so that returns take a thousandth of the time at most. */
+#define LONG_RETURN (1 * TU_MILLISECOND)
+#define LONGEST_INTERVAL (10 * TU_SECOND)
 
 void tu_cpus_here(tu_cpus *cpus) {
     cpu_set_t set;
@@ -40,8 +44,24 @@ int tu_home_of(const tu_cpus *cpus, int place, int ranks) {
     return -1;
 }
 
+/* Gives the thread, which is bound to its home, `allowed` back. One that might use every CPU of its cpuset gets all
+ * there are: of a thread that asked for certain CPUs the kernel remembers them, and keeps it there when the cpuset
+ * grows. */
+static void restore(const cpu_set_t *allowed) {
+    static _Thread_local cpu_set_t limited; /* CPUs that are known to be fewer than those of the cpuset */
+    cpu_set_t every, now;
+    memset(&every, 0xff, sizeof every);
+    if (!CPU_EQUAL(allowed, &limited) && sched_setaffinity(0, sizeof every, &every) == 0) {
+        if (sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, allowed))
+            return;
+        limited = *allowed;
+    }
+    if (sched_setaffinity(0, sizeof *allowed, allowed) != 0) /* somebody took all of them from the process meanwhile */
+        (void)sched_setaffinity(0, sizeof every, &every);
+}
+
 void tu_home_go(int cpu) {
-    cpu_set_t allowed, home;
+    cpu_set_t allowed, home, now;
     if (cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(0, sizeof allowed, &allowed) != 0 ||
         !CPU_ISSET(cpu, &allowed))
         return;
@@ -49,11 +69,9 @@ void tu_home_go(int cpu) {
     CPU_SET(cpu, &home);
     if (sched_setaffinity(0, sizeof home, &home) != 0)
         return;
-    if (sched_setaffinity(0, sizeof allowed, &allowed) == 0)
-        return;
-    /* Somebody took all of them from the process meanwhile: of all CPUs the kernel takes those that it may use now. */
-    memset(&allowed, 0xff, sizeof allowed);
-    (void)sched_setaffinity(0, sizeof allowed, &allowed);
+    /* Whatever somebody else has bound it to meanwhile, which may have taken long, counts. */
+    if (sched_getaffinity(0, sizeof now, &now) == 0 && CPU_EQUAL(&now, &home))
+        restore(&allowed);
 }
 
 void tu_home_return(int cpu) {
@@ -64,6 +82,9 @@ void tu_home_return(int cpu) {
     if (now - last < interval)
         return;
     interval = now - last > FORGOTTEN ? LEAST_INTERVAL : interval < MOST_INTERVAL ? 2 * interval : MOST_INTERVAL;
-    last = now;
     tu_home_go(cpu);
+    last = tu_clock_now();
+    int64_t took = last - now;
+    if (took >= LONG_RETURN)
+        interval = took < LONGEST_INTERVAL / 1000 ? 1000 * took : LONGEST_INTERVAL;
 }

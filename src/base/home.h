@@ -7,8 +7,9 @@
  * ranks that may use the same CPUs are dealt out over them in stretches of neighbouring ranks, as equal as can be.
  *
  * Nobody is bound: a rank is sent to its home, may use all its CPUs again at once, and the kernel moves it where it
- * likes. Where the stretches are equal, a rank that was moved goes back when it waits: after 1 ms at
- * the soonest, then 2, 4 … 16, and from 1 again once it has stayed for 100.
+ * likes. Where the stretches are equal, a rank that was moved goes back when it waits: after 1 ms at the soonest, then
+ * 2, 4 … 16, and from 1 again once it has stayed for 100. A return that took long found somebody else who computes
+ * there, and is the last for a while. TUTTI_HOMES=0 leaves everything to the kernel.
  */
 #ifndef TU_BASE_HOME_H
 #define TU_BASE_HOME_H
@@ -31,7 +32,9 @@ int tu_cpus_count(const tu_cpus *cpus);
 int tu_home_of(const tu_cpus *cpus, int place, int ranks);
 
 /* Sends the calling thread to that CPU if it may use it; -1: nowhere. What it may use is afterwards what it was before.
- * Where the kernel forbids it, the thread stays where it is. */
+ * Where the kernel forbids it, the thread stays where it is. What somebody else binds the thread to while it is on its
+ * way counts, but for the instants between two system calls: the kernel has no way to move a thread other than to bind
+ * it. */
 void tu_home_go(int cpu);
 
 /* For a thread that waits: sends it there when it is elsewhere, and was not sent just before. */

@@ -271,7 +271,7 @@ tutti_status tu_job_make(const tu_job_options *options, tu_job **made);
 tutti_status tu_job_settle(struct tu_opening *opening);
 tutti_status tu_job_take_slot(tu_job *job, uint64_t start_time);
 void tu_job_end(tu_job *job); /* undoes any part of opening */
-void tu_job_ladder(tu_job *job, int64_t spin);
+void tu_job_ladder(tu_job *job, const tu_job_options *options);
 
 /* connect.c: one try to connect to a rank, whose record is there; peers[rank].fd is -1 when it is not possible now. */
 tutti_status tu_connect_one(struct tu_opening *opening, int rank);

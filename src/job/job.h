@@ -58,6 +58,7 @@ typedef struct tu_job_options {
     const _Atomic uint32_t *interrupt; /* of the world; nonzero ends waits */
     tu_log *log;
     int64_t spin;             /* setting TUTTI_SPIN; -1 chooses */
+    bool homes;               /* setting TUTTI_HOMES */
     int64_t recorder_entries; /* setting TUTTI_TRACE_ENTRIES of whoever makes the job's page; 0: the default */
     tu_first_rank *first;     /* filled as soon as it is known; may be NULL */
 } tu_job_options;

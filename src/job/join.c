@@ -147,7 +147,7 @@ tutti_status tu_job_join(tu_joining *joining, const tu_seat *seats, int founder,
         status = move_in(&opening);
     tu_job *job = opening.job;
     if (status == TUTTI_OK) {
-        tu_job_ladder(job, options->spin);
+        tu_job_ladder(job, options);
         *joined = job;
     } else if (job != NULL) {
         tutti_error_copy error;

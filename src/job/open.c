@@ -386,16 +386,18 @@ static void find_home(tu_job *job) {
     job->wait.home = job->home >= 0 && ranks % tu_cpus_count(mine) == 0 ? job->home + 1 : 0;
 }
 
-void tu_job_ladder(tu_job *job, int64_t spin) {
+void tu_job_ladder(tu_job *job, const tu_job_options *options) {
     job->wait = (tu_wait){ .bell = &job->slot->bell,
                            .sleepers = &job->page->sleepers,
                            .interrupt = job->interrupt,
                            .departures = &job->page->departures };
     job->cores = count_cores(job);
     tu_wait_ladder(&job->wait, job->size, job->cores);
-    if (spin >= 0)
-        job->wait.spins = (uint32_t)spin;
-    find_home(job);
+    if (options->spin >= 0)
+        job->wait.spins = (uint32_t)options->spin;
+    job->home = -1;
+    if (options->homes)
+        find_home(job);
 }
 
 static tutti_status join(tu_opening *opening) {
@@ -447,7 +449,7 @@ tutti_status tu_job_open(const tu_job_options *options, tu_job **opened) {
         status = join(&opening);
     tu_job *job = opening.job;
     if (status == TUTTI_OK) {
-        tu_job_ladder(job, options->spin);
+        tu_job_ladder(job, options);
         *opened = job;
     } else {
         give_up(&opening);

@@ -199,6 +199,7 @@ static tutti_status open_job(tutti_world *world, const tu_launch *launch, int64_
         .spin = tu_settings_text(&world->settings, TU_SETTING_SPIN)[0] != 0
                     ? tu_settings_number(&world->settings, TU_SETTING_SPIN)
                     : -1,
+        .homes = tu_settings_number(&world->settings, TU_SETTING_HOMES) != 0,
         .recorder_entries = entries,
         .first = first,
     };
