@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "functional/operators.h"
+#include "tensor/on_device.h"
 
 /* ---- making ---- */
 
@@ -71,8 +72,14 @@ static tutti_status copy_storage(tt_tensor *const *inputs, tt_tensor **copies, i
     *made = tu_storage_new(from->device, from->bytes);
     if (*made == NULL)
         return TUTTI_ERROR_MEMORY;
-    if (from->data != NULL && from->bytes > 0)
-        memcpy((*made)->data, from->data, from->bytes);
+    if (from->data == NULL || from->bytes == 0)
+        return TUTTI_OK;
+    if (tu_is_remote(from->device)) {
+        tu_device *device;
+        status = tu_device_get((tutti_device)from->device, &device);
+        return status == TUTTI_OK ? tu_device_write(device, (*made)->data, from->data, from->bytes) : status;
+    }
+    memcpy((*made)->data, from->data, from->bytes);
     return TUTTI_OK;
 }
 
@@ -154,16 +161,31 @@ static int64_t first_difference(tt_tensor *made, tt_tensor *eager, bool strict, 
     return at;
 }
 
+/* The same of tensors that lie on a device, by copies on the host. */
+static tutti_status find_difference(tt_tensor *made, tt_tensor *eager, bool strict, int64_t *at, double *left,
+                                    double *right) {
+    if (!tu_same_sizes(made, eager) || made->dtype != eager->dtype) {
+        *at = 0;
+        return TUTTI_OK;
+    }
+    tt_tensor *first = tu_on_host(made), *second = first != NULL ? tu_on_host(eager) : NULL;
+    tutti_status status = first != NULL && second != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    if (status == TUTTI_OK)
+        *at = first_difference(first, second, strict, left, right);
+    tu_tensor_drop(first);
+    tu_tensor_drop(second);
+    return status == TUTTI_OK && *at < 0 ? tu_self()->pending : status;
+}
+
 static tutti_status compare_pair(const char *name, const char *what, bool strict, tt_tensor *made, tt_tensor *eager) {
     double left = 0, right = 0;
-    if (made == NULL || eager == NULL || made->device != TUTTI_CPU || made->storage->bytes < tu_tensor_need(made) ||
-        eager->storage->bytes < tu_tensor_need(eager))
+    int64_t at = -1;
+    if (made == NULL || eager == NULL || (made->device != TUTTI_CPU && !tu_on_device(made)) ||
+        made->storage->bytes < tu_tensor_need(made) || eager->storage->bytes < tu_tensor_need(eager))
         return TUTTI_OK;
-    int64_t at = tu_same_sizes(made, eager) && made->dtype == eager->dtype
-                     ? first_difference(made, eager, strict, &left, &right)
-                     : 0;
-    if (at < 0)
-        return tu_self()->pending;
+    tutti_status status = find_difference(made, eager, strict, &at, &left, &right);
+    if (status != TUTTI_OK || at < 0)
+        return status;
     return tu_error(TUTTI_ERROR_STATE,
                     "compiled %s differs from eager code (TUTTI_COMPILE_COMPARE) first in %s: element %lld "
                     "of %s is %.17g, and eager code has %.17g",
