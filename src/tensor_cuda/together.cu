@@ -149,7 +149,8 @@ HERE void raise_timeout(const tu_together_args &args, int peer) {
     store_release32(&told->code, TU_CUDA_FAULT_TIMEOUT); /* pairs with the host's acquire load in tu_cuda_check */
 }
 
-/* Waits until the word, which `peer` writes, has reached the call's number; false: a fault, or no more time. */
+/* Waits until the word, which `peer` writes, has reached the call's number; false: a fault, or no more time. A rank's
+ * own word comes late only where its other blocks wait for somebody: they have the time to say for whom. */
 HERE bool await_word(const tu_together_args &args, const uint32_t *word, uint32_t number, int peer) {
     uint64_t deadline = 0;
     for (uint32_t spins = 0;; spins++) {
@@ -164,7 +165,7 @@ HERE bool await_word(const tu_together_args &args, const uint32_t *word, uint32_
             return false;
         uint64_t now = global_time();
         if (deadline == 0)
-            deadline = now + args.timeout_ns;
+            deadline = now + args.timeout_ns * (peer == args.rank ? 2 : 1);
         if (now > deadline) {
             raise_timeout(args, peer);
             return false;
