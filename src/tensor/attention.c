@@ -353,8 +353,7 @@ static tutti_status launch_tiles(const tu_call *call, const char *name, int64_t 
     bool narrow = is_narrow(query);
     snprintf(plain, sizeof plain, "attention_%s_%d", name, depth);
     return tu_device_launch_shared(tu_device_of(query), tu_kernel_name(full, plain, (tutti_dtype)query->dtype),
-                                   (rows + TU_HEAD_ROWS - 1) / TU_HEAD_ROWS * tiles->heads,
-                                   narrow ? TU_HEAD_THREADS : TU_WIDE_HEAD_THREADS,
+                                   (rows + TU_HEAD_ROWS - 1) / TU_HEAD_ROWS * tiles->heads, TU_HEAD_THREADS,
                                    narrow ? 0 : (unsigned)TU_WIDE_HEAD_SHARED(depth), tiles);
 }
 

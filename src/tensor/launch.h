@@ -165,14 +165,11 @@ typedef struct tu_launch_tiles {
     float scale;
     int32_t causal;
 } tu_launch_tiles;
-#define TU_HEAD_ROWS 64         /* queries, or keys, of a block */
-#define TU_HEAD_THREADS 128     /* of a block */
-#define TU_WIDE_HEAD_THREADS 64 /* of a block of f32 */
-/* Bytes of shared memory of a block of f32: its rows of two tensors, a part of the other side's rows of both, and their
- * scores. */
-#define TU_WIDE_HEAD_PART 32
-#define TU_WIDE_HEAD_SHARED(depth) \
-    ((2 * TU_HEAD_ROWS * (depth) + 2 * TU_WIDE_HEAD_PART * (depth) + TU_HEAD_ROWS * TU_WIDE_HEAD_PART) * 4)
+#define TU_HEAD_ROWS 64     /* queries, or keys, of a block */
+#define TU_HEAD_THREADS 128 /* of a block */
+/* Bytes of shared memory of a block of f32: twice a tile of the other side's rows of two tensors. */
+#define TU_WIDE_HEAD_TILE 64
+#define TU_WIDE_HEAD_SHARED(depth) (4 * TU_WIDE_HEAD_TILE * ((depth) + 4) * 4)
 
 /* A product of f32 with its scales, rounded: out = (product row_scale column_scale + bias) whole. Addresses may be 0.
  */

@@ -38,6 +38,16 @@ HERE void end_of_batch() {
 template <int LEFT> HERE void wait_for_batches() {
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
+/* Over the four threads of a row. */
+HERE float add_four(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+HERE float largest_of_four(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
 #else
 template <class Lying> struct by_definition { typedef Lying lying; };
 template <class Type>
