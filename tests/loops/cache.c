@@ -277,24 +277,30 @@ TEST(where_there_is_no_place_for_the_cache_loops_run_in_blocks) {
     remove_folder(folder);
 }
 
+/* Whether it is compiled where files may have so many bytes. What is logged goes nowhere: the log may be a file too,
+ * which is larger already. */
+static bool is_compiled_within(rlim_t bytes) {
+    struct rlimit limit;
+    int log = dup(STDERR_FILENO), nowhere = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    CHECK(log >= 0 && nowhere >= 0 && getrlimit(RLIMIT_FSIZE, &limit) == 0);
+    rlim_t before = limit.rlim_cur;
+    limit.rlim_cur = bytes;
+    CHECK_EQ(dup2(nowhere, STDERR_FILENO), STDERR_FILENO);
+    bool limited = setrlimit(RLIMIT_FSIZE, &limit) == 0, compiled = is_compiled(1);
+    limit.rlim_cur = before;
+    bool unlimited = setrlimit(RLIMIT_FSIZE, &limit) == 0;
+    CHECK_EQ(dup2(log, STDERR_FILENO), STDERR_FILENO);
+    close(log);
+    close(nowhere);
+    CHECK(limited && unlimited);
+    return compiled;
+}
+
 TEST(a_disk_that_is_full_is_no_end_of_the_process) {
     const char *folder = own_folder();
-    struct rlimit limit;
-    CHECK_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
-    rlim_t before = limit.rlim_cur;
-    limit.rlim_cur = 2000; /* not even the headers fit */
-    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    bool compiled = is_compiled(1);
-    limit.rlim_cur = before;
-    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    CHECK(!compiled);
-    limit.rlim_cur = 100000; /* the headers do, and what is compiled does not */
-    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    CHECK(!is_compiled_within(2000)); /* not even the headers fit */
     note_compiler(folder, "while [ \"$1\" != -o ]; do shift; done; dd if=/dev/zero of=\"$2\" bs=1000 count=1000");
-    compiled = is_compiled(1);
-    limit.rlim_cur = before;
-    CHECK_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    CHECK(!compiled);
+    CHECK(!is_compiled_within(100000)); /* the headers do, and what is compiled does not */
     CHECK_EQ(each_object(folder, NULL), 0);
     remove_folder(folder);
 }
