@@ -85,14 +85,27 @@ static bool same_pair(const message *one, const message *other) {
     return one->from == other->from && one->to == other->to && one->tag == other->tag;
 }
 
-/* Sorted by pair and tag: gives every receive that succeeded the next message. Where a recorder has forgotten its first
- * operations nobody knows which one that is: there everything that ended well counts as paired. */
-static void pair_messages(message *list, size_t count) {
+/* By rank of the group: whether its recorder is here, and goes back to its first operation. */
+static void find_whole(const flight_job *job, uint64_t key, bool whole[TU_RECORDER_MEMBERS]) {
+    memset(whole, 0, TU_RECORDER_MEMBERS * sizeof *whole);
+    for (size_t i = 0; i < job->count; i++) {
+        int own = own_rank(&job->flights[i], flight_group(&job->flights[i], key));
+        if (own >= 0)
+            whole[own] = !flight_forgot(&job->flights[i]);
+    }
+}
+
+/* Sorted by pair and tag: gives every receive that succeeded the next message. Where one of the two recorders has
+ * forgotten its first operations, or is missing, nobody knows which one that is: there everything that ended well
+ * counts as paired. */
+static void pair_messages(message *list, size_t count, const bool whole[TU_RECORDER_MEMBERS]) {
     for (size_t begin = 0, end; begin < count; begin = end) {
         size_t sends = begin, receives;
-        bool forgot = false;
-        for (end = begin; end < count && same_pair(&list[begin], &list[end]); end++)
-            forgot |= flight_forgot(list[end].by);
+        int from = list[begin].from, to = list[begin].to;
+        bool forgot = from < 0 || from >= TU_RECORDER_MEMBERS || to < 0 || to >= TU_RECORDER_MEMBERS || !whole[from] ||
+                      !whole[to];
+        for (end = begin; end < count && same_pair(&list[begin], &list[end]);)
+            end++;
         for (receives = begin; receives < end && list[receives].sent; receives++)
             list[receives].paired = forgot && succeeded(&list[receives]);
         for (size_t i = receives; i < end; i++) {
@@ -205,8 +218,10 @@ static message *gather_and_pair(const flight_job *job, uint64_t key, size_t *cou
     message *list = gather(job, key, count);
     if (list == NULL)
         return NULL;
+    bool whole[TU_RECORDER_MEMBERS];
+    find_whole(job, key, whole);
     qsort(list, *count, sizeof *list, in_order);
-    pair_messages(list, *count);
+    pair_messages(list, *count, whole);
     return list;
 }
 

@@ -200,6 +200,33 @@ def messages_that_nobody_received_are_listed():
                  "from rank 1 to rank 0 with tag 9 (1 element of i32)")
 
 
+def write_recorder(folder, rank, first, messages):
+    """A recorder of which the first operation that it still has is `first`; `messages`: operation, other rank."""
+    entries = [{"id": first + i, "group": "7", "operation": operation, "sequence": first + i, "count": 1, "dtype": "f32", "root": root, "tag": 3,
+                "created_ns": i, "ended_ns": i + 1, "state": "completed", "status": 0} for i, (operation, root) in enumerate(messages)]
+    document = {"tutti_flight_recorder": 1, "job": "abc", "world": "w", "rank": rank, "size": 3, "pid": 10 + rank, "state": "alive", "written_ns": 10 ** 9,
+                "groups": [{"key": "7", "name": "0", "size": 3, "ranks": [0, 1, 2]}], "entries": entries}
+    with open(os.path.join(folder, f"{rank}.json"), "w") as file:
+        json.dump(document, file)
+
+
+@test
+def a_recorder_that_forgot_or_is_missing_makes_no_message_unreceived():
+    many = [("send", 2)] * 64
+    with tempfile.TemporaryDirectory() as folder:
+        write_recorder(folder, 0, 1, [("send", 1), ("send", 1)])
+        write_recorder(folder, 1, 1, [("recv", 0)] + many)
+        write_recorder(folder, 2, 1, [("recv", 1)] * 64)
+        contains(tutti("trace", folder)[1], "In group 0 1 message was not received when the recorders were copied: from rank 0 to rank 1 with tag 3")
+        write_recorder(folder, 1, 2, many)  # of what it received from rank 0 it knows nothing any more
+        status, output, _ = tutti("trace", folder)
+        equal(status, 0)
+        assert "not received" not in output, output
+        contains(output, "messages are paired only where they go back to the first")
+        os.unlink(os.path.join(folder, "1.json"))
+        assert "not received" not in tutti("trace", folder)[1], output
+
+
 @test
 def ranks_that_agree_have_no_divergence():
     with Running("wait") as running:
