@@ -99,17 +99,28 @@ int tool_usage(const tool_command *command, const char *format, ...) {
     return TOOL_USAGE;
 }
 
+/* "--json=5": the option that was given a value it does not take; NULL when that is not what is wrong. */
+static const char *valueless(const char *typed, const struct option *longs) {
+    size_t length = strcspn(typed, "=");
+    if (length < 3 || typed[length] == 0 || strncmp(typed, "--", 2) != 0)
+        return NULL;
+    const char *found = NULL;
+    for (; longs->name != NULL; longs++) {
+        bool begins = longs->has_arg == no_argument && strncmp(longs->name, typed + 2, length - 2) == 0;
+        if (begins && (found == NULL || longs->name[length - 2] == 0)) /* getopt takes beginnings of names too */
+            found = longs->name;
+    }
+    return found;
+}
+
 /* "--rank=4" was typed, and "--ranks" may have been meant. */
 static int unknown_option(const tool_command *command, const char *typed, const struct option *longs) {
     const char *names[64];
     char name[64];
     size_t count = 0, length = strcspn(typed + 2, "=");
     snprintf(name, sizeof name, "%.*s", (int)length, typed + 2);
-    for (; longs[count].name != NULL && count < sizeof names / sizeof names[0]; count++) {
-        if (strcmp(longs[count].name, name) == 0)
-            return tool_usage(command, "--%s takes no value", name);
+    for (; longs[count].name != NULL && count < sizeof names / sizeof names[0]; count++)
         names[count] = longs[count].name;
-    }
     const char *nearest = tool_nearest(name, names, count);
     if (nearest != NULL)
         return tool_usage(command, "there is no option --%s. Did you mean --%s?", name, nearest);
@@ -124,9 +135,12 @@ int tool_other_option(const tool_command *command, int option, char *const *argv
     }
     if (option == ':')
         return tool_usage(command, "%s needs a value", typed);
-    if (strncmp(typed, "--", 2) == 0)
+    /* Of "-xy" getopt has not gone past the argument when it comes upon x: `typed` is the one before it then. */
+    if (optopt == 0)
         return unknown_option(command, typed, longs);
-    return tool_usage(command, "there is no option -%c", optopt); /* perhaps one of several letters */
+    if (valueless(typed, longs) != NULL)
+        return tool_usage(command, "--%s takes no value", valueless(typed, longs));
+    return tool_usage(command, "there is no option -%c", optopt);
 }
 
 int tool_fail(const char *format, ...) {

@@ -104,6 +104,8 @@ def the_nearest_option_is_suggested():
                             (["trace", "--lsit"], "Did you mean --list?"), (["doctor", "--verbsoe"], "Did you mean --verbose?"),
                             (["bench", "all_reduce", "--datatpye=f32"], "there is no option --datatpye. Did you mean --datatype?"),
                             (["bench", "all_reduce", "-q"], "there is no option -q"), (["bench", "all_reduce", "--list=3"], "--list takes no value"),
+                            (["ps", "--js=5"], "--json takes no value"), (["ps", "--json", "-xq"], "there is no option -x"),
+                            (["trace", "--last=4", "-Zq"], "there is no option -Z"),
                             (["info", "extra"], "takes options alone"), (["doctor", "extra"], "takes options alone")):
         done = subprocess.run([TUTTI, *arguments], capture_output=True, text=True, timeout=LIMIT)
         equal(done.returncode, 2)
