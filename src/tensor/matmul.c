@@ -460,11 +460,12 @@ static product product_of(const tt_tensor *x, const tt_tensor *weight) {
                       { tu_pointer(weight), weight->strides[1], weight->strides[0] } };
 }
 
-/* The product begins with the bias; where others than our kernels make it, the bias goes into the result first. */
+/* The product begins with the bias; where others than our kernels make it, or it is one column, which they make as a
+ * row, the bias goes into the result first. */
 static tutti_status add_product(tt_tensor *out, const tt_tensor *x, const tt_tensor *weight, const tt_tensor *bias,
                                 tu_epilogue *epilogue) {
     product of = product_of(x, weight);
-    if (bias != NULL && of.depth > 0 && tu_product_is_ours(out->dtype) && bias->flags & TU_CONTIGUOUS)
+    if (bias != NULL && of.depth > 0 && of.columns > 1 && tu_product_is_ours(out->dtype) && bias->flags & TU_CONTIGUOUS)
         return tu_product(out->dtype, of.rows, of.columns, of.depth, of.x, of.weight, tu_pointer(bias), 0,
                           tu_pointer(out), of.columns, epilogue);
     if (bias != NULL)
