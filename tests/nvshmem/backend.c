@@ -855,7 +855,41 @@ static void exceed(tutti_world *world, void *argument) {
 
 TEST(rows_beyond_the_input_are_out_of_range_on_all_ranks) {
     need();
-    setenv("TUTTI_NVSHMEM_MAP", "0", 1);
-    test_processes(2, exceed, NULL);
+    for (int mapped = 0; mapped < 2; mapped++) {
+        setenv("TUTTI_NVSHMEM_MAP", mapped ? "1" : "0", 1);
+        test_processes(2, exceed, NULL);
+    }
+    _exit(0);
+}
+
+/* Rank 1 dies while rank 0 waits for its signal, in the first operation of both on the GPU. */
+static tutti_status wait_for_the_dead(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_group *group = tutti_world_group(world);
+    tutti_memory *memory;
+    tutti_peers *peers;
+    tutti_call patient = TUTTI_CALL_INIT;
+    patient.timeout_ns = INT64_C(600000000000); /* it is the death that ends the wait */
+    open_backend(world);
+    CHECK_OK(tutti_memory_alloc(world, 4096, &on_gpu, &memory));
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (tutti_world_rank(world) == 1)
+        raise(SIGKILL);
+    tutti_status status = tutti_peers_wait_signal(peers, 1, 0, &patient);
+    while (status == TUTTI_OK) {
+        usleep(500);
+        status = tutti_group_check(group);
+    }
+    CHECK_EQ(status, TUTTI_ERROR_DEAD);
+    _exit(0);
+}
+
+TEST(a_rank_that_dies_before_its_first_signal_is_told_to_the_one_that_waits) {
+    need();
+    for (int mapped = 0; mapped < 2; mapped++) {
+        setenv("TUTTI_NVSHMEM_MAP", mapped ? "1" : "0", 1);
+        CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, wait_for_the_dead, NULL), TUTTI_ERROR_DEAD);
+    }
     _exit(0);
 }

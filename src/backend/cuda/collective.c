@@ -790,14 +790,13 @@ static tutti_status run(void *opaque, tu_device_task *task) {
     tutti_status status = tu_cuda_group_check(collective->on);
     if (status != TUTTI_OK)
         return status;
+    tu_cuda_watch(collective->cuda); /* before anything waits: a launch does, too, when a queue of the driver is full */
     status = tu_cuda_turn_take(collective->cuda, &collective->turn, task->timeout_ns);
     if (status != TUTTI_OK)
         return status;
     collective->capture = tu_cuda_capture(collective->cuda, task->stream);
     status = run_shape(collective, task);
     tu_cuda_turn_give(&collective->turn);
-    if (status == TUTTI_OK)
-        tu_cuda_watch(collective->cuda);
     return status;
 }
 

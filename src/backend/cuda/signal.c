@@ -204,6 +204,7 @@ static tutti_status launch_in_order(const tu_backend_peers *peers, int kind, int
     tu_cuda_order order;
     company company = { .count = NULL };
     unsigned blocks = 0;
+    tu_cuda_watch(cuda); /* before anything waits */
     tutti_status status = tu_cuda_order_begin(peers->local, call->stream, tu_cuda_capture(cuda, call->stream),
                                               (int64_t)kernel.timeout_ns, kernel.operation, 0, &order);
     if (status != TUTTI_OK)
@@ -216,8 +217,6 @@ static tutti_status launch_in_order(const tu_backend_peers *peers, int kind, int
         company = count_signal(peers, kind, peer, channel);
     keep_company(peers, company, (int64_t)kernel.timeout_ns);
     tu_cuda_order_end(&order, status == TUTTI_OK ? blocks : 0);
-    if (status == TUTTI_OK)
-        tu_cuda_watch(cuda);
     return status;
 }
 

@@ -258,6 +258,7 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
     status = tu_cuda_enter(&nvshmem->cuda, nvshmem->device);
     if (status != TUTTI_OK)
         return status;
+    tu_cuda_watch(&nvshmem->cuda); /* before anything waits */
     status = tu_cuda_order_begin(group, call->stream, tu_cuda_capture(&nvshmem->cuda, call->stream), timeout_ns,
                                  args.operation, 0, &order);
     if (status == TUTTI_OK) {
@@ -269,8 +270,6 @@ static tutti_status launch(const tu_backend_peers *peers, int kind, int peer, in
         tu_cuda_order_end(&order, status == TUTTI_OK);
     }
     tu_cuda_leave(&nvshmem->cuda);
-    if (status == TUTTI_OK)
-        tu_cuda_watch(&nvshmem->cuda);
     return status;
 }
 
