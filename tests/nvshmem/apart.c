@@ -78,13 +78,13 @@ static void every_collective(tutti_group *group, size_t n, bool in_place, char *
     size_t size = (size_t)tutti_group_size(group);
     bool root = tutti_group_rank(group) == last(group);
     same(group, (comparison){ all_reduce, n, n, n, TUTTI_F32, TUTTI_SUM, in_place, .in = in, .out = out });
-    same(group, (comparison){ all_gather, n, n * size, n, TUTTI_BF16, 0, .in = in, .out = out });
+    same(group, (comparison){ all_gather, n, n * size, n, TUTTI_BF16, 0, in_place, .in = in, .out = out });
     same(group, (comparison){ all_to_all, n * size, n * size, n, TUTTI_I32, 0, in_place, .in = in, .out = out });
-    same(group, (comparison){ reduce_scatter, n * size, n, n, TUTTI_F32, TUTTI_AVG, .in = in, .out = out });
+    same(group, (comparison){ reduce_scatter, n * size, n, n, TUTTI_F32, TUTTI_AVG, in_place, .in = in, .out = out });
     same(group, (comparison){ broadcast, n, n, n, TUTTI_U8, 0, in_place, .in = in, .out = out });
     same(group, (comparison){ reduce, n, root ? n : 0, n, TUTTI_F16, TUTTI_SUM, in_place, .in = in, .out = out });
-    same(group, (comparison){ gather, n, root ? n * size : 0, n, TUTTI_F64, 0, .in = in, .out = out });
-    same(group, (comparison){ scatter, n * size, n, n, TUTTI_C64, 0, .in = in, .out = out });
+    same(group, (comparison){ gather, n, root ? n * size : 0, n, TUTTI_F64, 0, in_place, .in = in, .out = out });
+    same(group, (comparison){ scatter, n * size, n, n, TUTTI_C64, 0, in_place, .in = in, .out = out });
 }
 
 TEST_APART(every_collective_gives_what_the_cpu_gives_from_any_memory) {
@@ -184,6 +184,75 @@ TEST_APART(parts_of_several_sizes_arrive_and_unequal_splits_end_the_group) {
     tutti_status status = tutti_all_to_all_v(group, device_in, in_counts, in_offsets, device_out, out_counts,
                                              out_offsets, TUTTI_I32, ON_STREAM);
     CHECK_EQ(await_end(group, status), TUTTI_ERROR_MISMATCH); /* the others hear of it by the group's end */
+}
+
+/* What arrives is written where something lies that is still to go to others. */
+static void move_in_place(tutti_group *group, size_t unit) {
+    int size = tutti_group_size(group), rank = tutti_group_rank(group), to[64];
+    size_t counts[64], same[64], offsets[64], in_offsets[64], out_offsets[64], sum = 0;
+    size_t most = (size_t)size * (unit + 5 * (size_t)size);
+    int32_t *host = malloc(most * 4), *expected = malloc(most * 4), *result = malloc(most * 4);
+    int32_t *device = gpu_private(most * 4);
+    for (size_t i = 0; i < most; i++)
+        host[i] = rank * 10000000 + (int32_t)i;
+    for (int i = 0; i < size; i++) {
+        counts[i] = unit + (size_t)i * 5;
+        same[i] = unit;
+        offsets[i] = sum;
+        sum += counts[i];
+        in_offsets[i] = (size_t)i * unit;
+        out_offsets[i] = (size_t)((i + 1) % size) * unit;
+        to[i] = (i + 1) % size;
+    }
+    for (int which = 0; which < 4; which++) {
+        gpu_write(device, host, most * 4);
+        memcpy(expected, host, most * 4);
+        for (int on_device = 0; on_device < 2; on_device++) {
+            int32_t *data = on_device ? device : expected;
+            const tutti_call *call = on_device ? ON_STREAM : NULL;
+            if (which == 0)
+                CHECK_OK(tutti_all_to_all_v(group, data, same, in_offsets, data, same, out_offsets, TUTTI_I32, call));
+            else if (which == 1)
+                CHECK_OK(tutti_all_gather_v(group, data, data, counts, offsets, TUTTI_I32, call));
+            else if (which == 2)
+                CHECK_OK(tutti_permute(group, data, data, unit, TUTTI_I32, to, call));
+            else
+                CHECK_OK(tutti_reduce_scatter_v(group, data, data, counts, TUTTI_I32, TUTTI_SUM, call));
+        }
+        gpu_settle();
+        gpu_read(result, device, most * 4);
+        CHECK_OK(tutti_group_check(group));
+        if (memcmp(result, expected, (which == 3 ? counts[rank] : most) * 4) != 0)
+            FAIL("move %d of %zu in place differs from the CPU's on rank %d", which, unit, rank);
+    }
+    gpu_private_free(device);
+    free(host);
+    free(expected);
+    free(result);
+}
+
+static void be_in_place(tutti_world *world, void *argument) {
+    static const size_t units[] = { 3, 1001, 60001 };
+    tutti_group *group = tutti_world_group(world);
+    tutti_peers *peers;
+    (void)argument;
+    begin(world);
+    tutti_memory *memory = gpu_symmetric(world, (size_t)tutti_group_size(group) * 20003 * 8);
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++)
+        move_in_place(group, units[i]);
+    every_collective(group, 20003, true, tutti_memory_data(memory), NULL);
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}
+
+TEST_LIMIT(collectives_in_place_read_everything_before_it_is_overwritten, 120) {
+    need();
+    for (int mapped = 0; mapped < 2; mapped++) {
+        setenv("TUTTI_NVSHMEM_MAP", mapped ? "1" : "0", 1);
+        test_processes(backends_ranks(), be_in_place, NULL);
+    }
+    _exit(0);
 }
 
 /* ---- messages ---- */

@@ -709,6 +709,100 @@ static tutti_status run_tiles(tu_cuda_collective *collective, tu_device_task *ta
     return status == TUTTI_OK ? run_barrier(collective, task) : status;
 }
 
+/* ---- in place ---- */
+
+static tutti_status copy_alone(tu_cuda_collective *collective, const tu_device_task *task, uint64_t to, uint64_t from,
+                               uint64_t bytes) {
+    tu_cuda_tiles_args args = { .timeout_ns = (uint64_t)task->timeout_ns, .count = 1 };
+    args.tiles[0] = (tu_cuda_tile){ .to = to, .from = from, .rows = 1, .bytes = bytes };
+    launch launch = { .kernel = TU_CUDA_TILE_COPIES,
+                      .blocks = blocks_for(collective, bytes),
+                      .threads = TU_CUDA_THREADS,
+                      .args = &args };
+    return launch_alone(collective, task, &launch, &args.group);
+}
+
+/* A reduce_scatter. A result that lies in a part of another rank's, or in columns of others, waits until all have read.
+ */
+static tutti_status run_scatter(tu_cuda_collective *collective, tu_device_task *task) {
+    uint64_t unit = element_bytes(task) * elements_of(task), size = (uint64_t)collective->size, aside;
+    uint64_t first = task->row != 0 ? 0 : task->parts[collective->rank] * unit;
+    uint64_t bytes = task->row != 0 ? task->count / size * unit
+                                    : (task->parts[collective->rank + 1] - task->parts[collective->rank]) * unit;
+    bool by_engines = /* factors are handed over by meetings alone */
+        task->copy_engines && task->row == 0 && task->reduction != TUTTI_PREMUL_SUM;
+    bool waits = tu_cuda_overlaps(task->in, task->count * unit, task->out, bytes) &&
+                 (task->row != 0 || (const char *)task->in + first != (const char *)task->out);
+    void *out = task->out;
+    tutti_status status = TUTTI_OK;
+    if (waits) {
+        status = tu_cuda_aside_get(collective->on, bytes, collective->capture, task->name, &aside);
+        if (status != TUTTI_OK)
+            return status;
+        task->out = (void *)(uintptr_t)aside;
+        task->out_place = (tu_device_place){ .map = NULL };
+    }
+    status = by_engines ? run_scatter_by_engines(collective, task) : run_reduce(collective, task);
+    return waits && status == TUTTI_OK ? copy_alone(collective, task, (uint64_t)(uintptr_t)out, aside, bytes) : status;
+}
+
+/* Whether what arrives from a member lies over a part of the input that begins elsewhere. */
+static bool lies_across(const tu_cuda_collective *collective, const tu_device_task *task, int member) {
+    uint64_t begin = task->receive_offset[member], end = begin + task->receive_bytes[member];
+    bool across = false;
+    for (int i = 0; i < collective->size && !across; i++) {
+        uint64_t first = task->send_offset[i], last = first + task->send_bytes[i];
+        across = first != begin && first < last && first < end && begin < last;
+    }
+    return across;
+}
+
+/* Whether something of the input may be overwritten before it was staged, where both are one buffer. A thread block
+ * stages what it will write over itself if what arrives begins where something begins that goes away. */
+static bool overwrites_input(const tu_cuda_collective *collective, const tu_device_task *task) {
+    const uint64_t *to = task->send_offset, *from = task->receive_offset;
+    uint64_t end = 0;
+    bool ascending = true, across = false;
+    for (int i = 0; i < collective->size; i++) {
+        ascending = ascending && (task->send_bytes[i] == 0 || to[i] >= end);
+        end = task->send_bytes[i] > 0 ? to[i] + task->send_bytes[i] : end;
+    }
+    for (int i = 0; i < collective->size && !across; i++) {
+        bool stays = ascending && from[i] == to[i] && task->receive_bytes[i] == task->send_bytes[i];
+        across = task->receive_bytes[i] > 0 && !stays && lies_across(collective, task, i);
+    }
+    return across;
+}
+
+/* An input that is overwritten is sent from a copy. Multicast forms write to members that have not said that they are
+ * through with it. */
+static tutti_status keep_input(tu_cuda_collective *collective, tu_device_task *task) {
+    uint64_t bytes = 0, aside;
+    if (task->in != task->out || (!task->multicast && !overwrites_input(collective, task)))
+        return TUTTI_OK;
+    for (int i = 0; i < collective->size; i++) {
+        uint64_t end = task->send_bytes[i] > 0 ? task->send_offset[i] + task->send_bytes[i] : 0;
+        bytes = end > bytes ? end : bytes;
+    }
+    if (bytes == 0)
+        return TUTTI_OK;
+    tutti_status status = tu_cuda_aside_get(collective->on, bytes, collective->capture, task->name, &aside);
+    if (status == TUTTI_OK)
+        status = copy_alone(collective, task, aside, (uint64_t)(uintptr_t)task->in, bytes);
+    task->in = (const void *)(uintptr_t)aside;
+    task->in_place = (tu_device_place){ .map = NULL };
+    return status;
+}
+
+static tutti_status run_any_move(tu_cuda_collective *collective, tu_device_task *task) {
+    tutti_status status = keep_input(collective, task);
+    if (status != TUTTI_OK)
+        return status;
+    if (task->multicast && task->out_place.map != NULL)
+        return task->copy_engines ? run_gather_by_multicast(collective, task) : run_multimem_gather(collective, task);
+    return task->copy_engines ? run_gather_by_engines(collective, task) : run_move(collective, task);
+}
+
 /* Not in step with the other ranks of the process: only two of them take part. */
 static tutti_status run_message(tu_cuda_collective *collective, const tu_device_task *task) {
     const tu_cuda_layout *layout = &collective->layout;
@@ -753,15 +847,10 @@ static tutti_status run_shape(tu_cuda_collective *collective, tu_device_task *ta
         return run_barrier(collective, task);
     case TU_DEVICE_REDUCE:
         return run_reduce(collective, task);
-    case TU_DEVICE_REDUCE_SCATTER: /* factors are handed over by meetings alone */
-        return task->copy_engines && task->row == 0 && task->reduction != TUTTI_PREMUL_SUM
-                   ? run_scatter_by_engines(collective, task)
-                   : run_reduce(collective, task);
+    case TU_DEVICE_REDUCE_SCATTER:
+        return run_scatter(collective, task);
     case TU_DEVICE_MOVE:
-        if (task->multicast && task->out_place.map != NULL)
-            return task->copy_engines ? run_gather_by_multicast(collective, task)
-                                      : run_multimem_gather(collective, task);
-        return task->copy_engines ? run_gather_by_engines(collective, task) : run_move(collective, task);
+        return run_any_move(collective, task);
     case TU_DEVICE_VDEV:
         return run_vdev(collective, task);
     case TU_DEVICE_TILES:

@@ -97,6 +97,8 @@ typedef struct tu_cuda_turn {
     _Atomic bool taken;
 } tu_cuda_turn;
 
+#define TU_CUDA_ASIDES 44
+
 /* A group on a device, as this rank uses it: what went wrong there, and the order of what is launched. */
 struct tu_cuda_group {
     tu_cuda *cuda;
@@ -119,6 +121,10 @@ struct tu_cuda_group {
     uint64_t capture;          /* that it was captured in; 0: none yet */
     CUstream captured_stream;
     uint64_t settled; /* of `launched`, known to have ended; under tu_cuda.lock */
+
+    tu_backend_block
+        asides[TU_CUDA_ASIDES]; /* aside.c: the last one is in use. Under the turn of who runs collectives */
+    int aside_count;
 };
 
 /* Ranks that are threads of one process, on one device: their streams share queues of the hardware. What a rank puts
@@ -216,6 +222,12 @@ void tu_cuda_forget(void *state, tutti_group *group);
 void tu_cuda_groups_free(tu_cuda *cuda);
 /* Waits for every eager kernel that this rank's groups have on the device. The context is entered. */
 void tu_cuda_await_kernels(tu_cuda *cuda, tu_cuda_device *device);
+
+/* ---- aside.c ---- */
+/* Memory of this rank's own for collectives in place: `name`. In a capture there must be enough already. */
+tutti_status tu_cuda_aside_get(tu_cuda_group *on, uint64_t bytes, uint64_t capture, const char *name, uint64_t *at);
+void tu_cuda_asides_free(tu_cuda_group *on);
+bool tu_cuda_overlaps(const void *one, uint64_t one_bytes, const void *other, uint64_t other_bytes);
 
 /* ---- order.c ---- */
 /* Launches of a group come one after the other, whichever streams they are on: begin makes the stream wait for what

@@ -140,10 +140,11 @@ static void free_group(tu_cuda_group *group) {
         tu_cuda_leave(cuda);
     }
     if (idle) {
+        tu_cuda_asides_free(group);
         pthread_mutex_lock(&cuda->lock);
         group->device->words_taken[group->slot] = false;
         pthread_mutex_unlock(&cuda->lock);
-    } /* else some kernel may still look: these words are not given out again */
+    } /* else some kernel may still look: these words, and what lies aside, are not given out again */
     free(group);
 }
 

@@ -148,6 +148,47 @@ static tutti_status run_barrier(tu_nvshmem_apart *apart, const tu_device_task *t
     return launch(apart, task, TU_NVSHMEM_EXCHANGE, blocks_of(apart), &args, &args.group);
 }
 
+/* ---- in place ---- */
+
+/* Whether nothing that arrives comes over what is still to go to another member, where both are one buffer. Steps of an
+ * exchange are not ordered among each other; within one a chunk is sent before the same one is taken. */
+static bool keeps_apart(const tu_nvshmem_apart *apart, const exchange *exchange) {
+    uint64_t end = 0;
+    bool ascending = true, arrives = false;
+    for (int i = 0; i < apart->size; i++) {
+        const tu_nvshmem_piece *to = &exchange->to[i], *from = &exchange->from[i];
+        if (from->bytes > 0 && (from->bytes != to->bytes || from->offset != to->offset))
+            return false;
+        arrives = arrives || (from->bytes > 0 && i != apart->rank);
+        ascending = ascending && (to->bytes == 0 || to->offset >= end);
+        end = to->bytes > 0 ? to->offset + to->bytes : end;
+    }
+    return ascending || !arrives;
+}
+
+static tutti_status copy_bytes(tu_nvshmem_apart *apart, const tu_device_task *task, uint64_t to, uint64_t from,
+                               uint64_t bytes) {
+    tu_cuda_tiles_args args = { .timeout_ns = (uint64_t)task->timeout_ns, .count = 1 };
+    args.tiles[0] = (tu_cuda_tile){ .to = to, .from = from, .rows = 1, .bytes = bytes };
+    return launch_local(apart, task, TU_CUDA_TILE_COPIES, bytes, &args, &args.group);
+}
+
+/* The input is sent from a copy of it. */
+static tutti_status set_aside(tu_nvshmem_apart *apart, const tu_device_task *task, exchange *exchange) {
+    uint64_t bytes = 0, aside;
+    for (int i = 0; i < apart->size; i++) {
+        uint64_t end = exchange->to[i].bytes > 0 ? exchange->to[i].offset + exchange->to[i].bytes : 0;
+        bytes = end > bytes ? end : bytes;
+    }
+    if (bytes == 0)
+        return TUTTI_OK;
+    tutti_status status = tu_cuda_aside_get(apart->on, bytes, apart->capture, task->name, &aside);
+    if (status == TUTTI_OK)
+        status = copy_bytes(apart, task, aside, exchange->in.base, bytes);
+    exchange->in.base = aside;
+    return status;
+}
+
 /* ---- moves ---- */
 
 /* Part `part` of `bytes` bytes in `size` parts, each of which begins at a multiple of 16. */
@@ -198,7 +239,10 @@ static tutti_status run_move(tu_nvshmem_apart *apart, tu_device_task *task, exch
         exchange->to[i] = (tu_nvshmem_piece){ task->send_offset[i], task->send_bytes[i] };
         exchange->from[i] = (tu_nvshmem_piece){ task->receive_offset[i], task->receive_bytes[i] };
     }
-    return run_exchange(apart, task, exchange);
+    tutti_status status = TUTTI_OK;
+    if (task->in == task->out && !keeps_apart(apart, exchange))
+        status = set_aside(apart, task, exchange);
+    return status == TUTTI_OK ? run_exchange(apart, task, exchange) : status;
 }
 
 /* ---- reductions ---- */
@@ -325,7 +369,10 @@ static tu_nvshmem_piece part_of(const tu_nvshmem_apart *apart, const tu_device_t
 
 static tutti_status run_scatter(tu_nvshmem_apart *apart, tu_device_task *task, exchange *exchange) {
     uint64_t longest = 0, unit = unit_of(task), mine = part_of(apart, task, apart->rank).bytes;
-    tutti_status status = TUTTI_OK;
+    uint64_t out = (uint64_t)(uintptr_t)task->out;
+    /* Of whole parts a round writes over what it, or one before it, has sent; of columns it does not. */
+    bool waits = task->row != 0 && tu_cuda_overlaps(task->in, task->count * unit, task->out, mine);
+    tutti_status status = waits ? tu_cuda_aside_get(apart->on, mine, apart->capture, task->name, &out) : TUTTI_OK;
     task->ran = TUTTI_ALGORITHM_TWO_SHOT;
     for (int i = 0; i < apart->size; i++) {
         uint64_t bytes = part_of(apart, task, i).bytes;
@@ -348,9 +395,9 @@ static tutti_status run_scatter(tu_nvshmem_apart *apart, tu_device_task *task, e
         }
         status = run_exchange(apart, task, exchange);
         if (status == TUTTI_OK)
-            status = fold(apart, task, (uint64_t)(uintptr_t)task->out + skip, now, 0, 0);
+            status = fold(apart, task, out + skip, now, 0, 0);
     }
-    return status;
+    return waits && status == TUTTI_OK ? copy_bytes(apart, task, (uint64_t)(uintptr_t)task->out, out, mine) : status;
 }
 
 /* ---- rows whose splits are data ---- */
