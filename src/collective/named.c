@@ -139,7 +139,7 @@ tutti_status tutti_reduce_scatter_out(tutti_group *group, const void *in, void *
     tutti_status status =
         tu_named_symmetric(group, TU_OPERATION_REDUCE_SCATTER_OUT, "input", in, bytes_of(total, dtype, 1));
     if (status != TUTTI_OK || total == 0)
-        return status;
+        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
     tu_task task = { .group = group,
                      .row = &tu_operations[TU_OPERATION_REDUCE_SCATTER_OUT],
                      .in = in,

@@ -359,7 +359,7 @@ static tutti_status start_split(const tu_call *call, const tt_tensor *x, tt_tens
                                 tutti_group *group) {
     size_t columns = (size_t)x->sizes[x->ndim - 1], rows = columns > 0 ? (size_t)x->numel / columns : 0;
     int ranks = tutti_group_size(group), rank = tutti_group_rank(group);
-    tu_flight_plan plan = { call->entry->name, group, .writes = out, .reads = x };
+    tu_flight_plan plan = { call->entry->name, group, .writes = out, .reads = x, .nothing = x->numel == 0 };
     tutti_status status = must_be_symmetric(call, "input", x, group);
     if (status != TUTTI_OK)
         return status;

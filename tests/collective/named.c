@@ -405,6 +405,7 @@ TEST_WORLD(a_call_of_nothing_gives_the_work_that_it_was_asked_for, 2) {
     await_nothing(tutti_one_shot_all_reduce_copy(group, &value, 0, &value, &value, 0, TUTTI_I32, TUTTI_SUM, &call),
                   &work);
     await_nothing(tutti_two_shot_all_reduce(group, &value, 0, TUTTI_I32, TUTTI_SUM, &call), &work);
+    await_nothing(tutti_reduce_scatter_out(group, &value, &value, 0, 2, true, TUTTI_I32, TUTTI_SUM, &call), &work);
     await_nothing(tutti_tile_reduce(group, &tile, &tile, TUTTI_I32, TUTTI_SUM, 0, &call), &work);
     await_nothing(tutti_all_gather_offset(group, NULL, NULL, 0, NULL, TUTTI_I32, &call), &work);
     await_nothing(tutti_all_to_all_nd(group, &value, &value, 0, 0, 1, 0, TUTTI_I32, &call), &work);
