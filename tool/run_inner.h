@@ -38,8 +38,9 @@ typedef struct run_launcher {
     time_t began;
     long memory_kills; /* on this host before the job began */
     bool told_first, told_stopping;
-    bool ending;  /* the user has sent a signal that ends */
-    int ended_by; /* the first of them */
+    bool ending;      /* the user has sent a signal that ends */
+    int ended_by;     /* the first of them */
+    bool ended_twice; /* and it came again, which kills */
     bool from_terminal, told_outside;
     bool *told;        /* [rank of the job]: its end */
     uint32_t *refills; /* [rank]: newcomers that were told */

@@ -49,7 +49,8 @@ long run_memory_kills(void) {
  * rank's, and told once for all of them. */
 static bool ended_from_outside(const run_launcher *launcher, int rank) {
     int status = status_of(launcher, rank);
-    return launcher->ended_by != 0 && WIFSIGNALED(status) && WTERMSIG(status) == launcher->ended_by;
+    return launcher->ended_by != 0 && WIFSIGNALED(status) &&
+           (WTERMSIG(status) == launcher->ended_by || (launcher->ended_twice && WTERMSIG(status) == SIGKILL));
 }
 
 static void tell_outside(run_launcher *launcher) {
@@ -195,7 +196,10 @@ static void tell_others(run_launcher *launcher) {
         run_tell_others(launcher->output, agent_size(launcher->agent), launcher->told, run_status_of_news,
                         agent_news(launcher->agent));
     for (int rank = 0; launcher->agent == NULL && rank < launcher->options.ranks; rank++)
-        launcher->told[rank] |= ended_from_outside(launcher, rank);
+        if (ended_from_outside(launcher, rank)) {
+            launcher->told[rank] = true;
+            tell_outside(launcher); /* perhaps one that caught the signal was first, and only its exit was told */
+        }
     if (launcher->agent == NULL)
         run_tell_others(launcher->output, launcher->options.ranks, launcher->told, status_here, launcher);
 }
@@ -265,6 +269,8 @@ static void take_signals(run_launcher *launcher) {
         if (ends && launcher->ended_by == 0) {
             launcher->ended_by = number;
             launcher->from_terminal = signal.ssi_code == SI_KERNEL;
+        } else if (ends && launcher->ended_by == number) {
+            launcher->ended_twice = true;
         }
         launcher->ending |= ends;
         (void)send(launcher->socket, &number, sizeof number, MSG_NOSIGNAL);

@@ -98,6 +98,33 @@ def a_signal_from_outside_is_no_death_of_ranks():
 
 
 @test
+def the_same_signal_twice_is_no_death_of_ranks_either():
+    job = start("-n", "2", "sh", "-c", "trap '' TERM; echo up; exec sleep 1000")
+    for _ in range(2):
+        contains(job.stdout.readline(), "up")
+    while job.poll() is None:
+        job.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    _, error = job.communicate(timeout=LIMIT)
+    equal(job.returncode, 128 + signal.SIGKILL)
+    contains(error, "stopped by SIGTERM from outside")
+    assert "killed" not in error, error
+
+
+@test
+def a_signal_from_outside_is_told_where_a_rank_catches_it_first():
+    job = start("-n", "2", "--grace", "60s", "sh", "-c", "[ $RANK = 0 ] && trap 'exit 3' TERM || trap 'sleep 1; trap - TERM; kill -TERM $$' TERM; echo up; "
+                "while :; do sleep 0.1; done")
+    for _ in range(2):
+        contains(job.stdout.readline(), "up")
+    job.send_signal(signal.SIGTERM)
+    _, error = job.communicate(timeout=LIMIT)
+    contains(error, "exited with status 3")
+    contains(error, "stopped by SIGTERM from outside")
+    assert "killed" not in error, error
+
+
+@test
 def the_nearest_option_is_suggested():
     for arguments, part in ((["run", "--rnaks", "4", "true"], "there is no option --rnaks. Did you mean --ranks?"),
                             (["info", "--jsno"], "Did you mean --json?"), (["ps", "--countres"], "Did you mean --counters?"),
