@@ -421,6 +421,57 @@ TEST_APART(a_heap_without_room_on_one_rank_fails_all_and_the_next_attempt_works)
     CHECK_OK(tutti_group_check(group));
 }
 
+/* What a group had of the heap belongs to somebody else as soon as the group is gone. */
+static void leave_at_once(tutti_world *world, const int *ranks, int size) {
+    unsigned char pattern[4096], found[sizeof pattern];
+    char *in = gpu_private(64), *out = gpu_private(64 * (size_t)size);
+    tutti_group *group;
+    memset(pattern, 0x5a, sizeof pattern);
+    CHECK_OK(tutti_group_new(world, ranks, size, NULL, &group));
+    CHECK_OK(tutti_all_gather(group, in, out, 64, TUTTI_U8, ON_STREAM));
+    gpu_settle();
+    CHECK_OK(tutti_group_destroy(group));
+    tutti_group_release(group);
+    tutti_memory *memory = gpu_symmetric(world, sizeof pattern);
+    gpu_write(tutti_memory_data(memory), pattern, sizeof pattern);
+    usleep(10000); /* for what comes too late */
+    gpu_read(found, tutti_memory_data(memory), sizeof pattern);
+    CHECK(memcmp(found, pattern, sizeof pattern) == 0);
+    tutti_memory_release(memory);
+    gpu_private_free(in);
+    gpu_private_free(out);
+}
+
+static void be_late(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    int ranks[64], size = tutti_group_size(group);
+    size_t bytes = 400000; /* several chunks, which are put from where they lie */
+    tutti_peers *peers;
+    (void)argument;
+    begin(world);
+    tutti_memory *memory = gpu_symmetric(world, bytes * (size_t)(size + 1));
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    char *in = tutti_memory_data(memory), *out = in + bytes;
+    for (int i = 0; i < size; i++)
+        ranks[i] = i;
+    for (int round = 0; round < 4; round++) {
+        leave_at_once(world, ranks, size);
+        same(group, (comparison){ all_gather, bytes, bytes * (size_t)size, bytes, TUTTI_U8, 0, .in = in, .out = out });
+    }
+    every_collective(group, 11, false, NULL, NULL);
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}
+
+TEST_LIMIT(a_network_may_deliver_late_and_in_any_order, 120) {
+    need();
+    if (!backends_standin())
+        SKIP("only a stand-in is late when it is told to");
+    setenv("STANDIN_NVSHMEM", "late", 1);
+    test_processes(backends_ranks(), be_late, NULL);
+    _exit(0);
+}
+
 /* The stand-in kills or stops rank 1 when half of a chunk is there. */
 static tutti_status break_off(tutti_world *world, void *argument) {
     const tutti_status expected = *(const tutti_status *)argument;

@@ -34,6 +34,7 @@ static tutti_status launch(tu_nvshmem_apart *apart, const tu_device_task *task, 
     tutti_status status = tu_cuda_enter(&nvshmem->cuda, nvshmem->device);
     if (status != TUTTI_OK)
         return status;
+    apart->used = true;
     status = tu_cuda_order_begin(apart->on, task->stream, apart->capture, task->timeout_ns, task->operation,
                                  task->sequence, &order);
     if (status == TUTTI_OK) {
@@ -614,7 +615,7 @@ static uint64_t place(uint64_t *end, uint64_t bytes) {
 
 static tu_nvshmem_boxes lay_out_boxes(uint64_t size, uint64_t chunk, uint64_t *end) {
     return (tu_nvshmem_boxes){ .arrived = place(end, size * 2 * sizeof(uint64_t)),
-                               .taken = place(end, size * sizeof(uint64_t)),
+                               .taken = place(end, size * 2 * sizeof(uint64_t)),
                                .inbox = place(end, size * 2 * chunk),
                                .outbox = place(end, size * 2 * chunk) };
 }
@@ -719,16 +720,57 @@ static tutti_status tell_members(tu_nvshmem_apart *apart, const place_of_area *a
     return status;
 }
 
+#define LAST_WORDS INT64_C(2000000000) /* ns that the others get to tell that they have taken the last chunks */
+
+/* Whether the members have taken all that this rank sent by these boxes; `words` has room for four of each. */
+static bool were_taken(const tu_nvshmem_apart *apart, const tu_nvshmem_boxes *boxes, uint64_t *words) {
+    const tu_cuda_driver *driver = &apart->nvshmem->cuda.driver;
+    CUstream stream = apart->nvshmem->device->stream;
+    size_t size = (size_t)apart->size;
+    uint32_t *counters = (uint32_t *)(words + 2 * size);
+    CUdeviceptr taken = (CUdeviceptr)(uintptr_t)apart->area + boxes->taken;
+    if (driver->cuMemcpyDtoHAsync(counters, boxes->counters, size * 2 * sizeof *counters, stream) != CUDA_SUCCESS ||
+        driver->cuMemcpyDtoHAsync(words, taken, size * 2 * sizeof *words, stream) != CUDA_SUCCESS ||
+        driver->cuStreamSynchronize(stream) != CUDA_SUCCESS)
+        return false;
+    bool all = true;
+    for (size_t i = 0; i < size && all; i++)
+        all = (uint32_t)words[2 * i + (counters[2 * i] & 1)] == counters[2 * i];
+    return all;
+}
+
+/* Whether nobody reads or writes this rank's area any more: what it sent has been taken from there, and the others have
+ * told so. After a failure nobody knows. Nothing of this rank's runs any more, and the context is entered. */
+static bool is_over(const tu_nvshmem_apart *apart) {
+    tu_nvshmem *nvshmem = apart->nvshmem;
+    const tu_backend_host *host = nvshmem->cuda.host;
+    const _Atomic uint64_t *state = host->group_state(apart->group);
+    uint64_t *words = calloc((size_t)apart->size, 4 * sizeof *words);
+    int64_t until = host->now() + LAST_WORDS;
+    bool over = false, failed = nvshmem->lost || words == NULL ||
+                                __atomic_load_n(&apart->on->told->fault.code, __ATOMIC_ACQUIRE) != 0;
+    if (!failed)
+        nvshmem->library->nvshmemx_quiet_on_stream(
+            nvshmem->device->stream); /* this rank's own words are on their way */
+    while (!failed && !over && host->now() < until) {
+        over = were_taken(apart, &apart->collective, words) && were_taken(apart, &apart->message, words);
+        failed = state != NULL && atomic_load_explicit(state, memory_order_acquire) != 0;
+    }
+    free(words);
+    return over;
+}
+
 void tu_nvshmem_apart_end(tu_nvshmem_apart *apart) {
     tu_nvshmem *nvshmem = apart->nvshmem;
-    CUresult result = CUDA_SUCCESS;
+    bool over = false;
     if (apart->area != NULL && tu_cuda_enter(&nvshmem->cuda, nvshmem->device) == TUTTI_OK) {
-        result = nvshmem->cuda.driver.cuCtxSynchronize(); /* nothing uses it any more */
-        if (apart->own != 0)
+        bool idle = nvshmem->cuda.driver.cuCtxSynchronize() == CUDA_SUCCESS; /* nothing here uses it any more */
+        over = idle && (!apart->used || is_over(apart));
+        if (idle && apart->own != 0)
             nvshmem->cuda.driver.cuMemFree(apart->own);
         tu_cuda_leave(&nvshmem->cuda);
     }
-    if (apart->area != NULL && result == CUDA_SUCCESS) {
+    if (over) { /* else somebody may still write to it: it is not given out again in this world */
         pthread_mutex_lock(&nvshmem->heap_lock);
         tu_nvshmem_give_back(nvshmem, apart->slab, apart->offset, apart->bytes);
         pthread_mutex_unlock(&nvshmem->heap_lock);

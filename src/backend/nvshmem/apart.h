@@ -16,6 +16,7 @@ typedef struct tu_nvshmem_apart {
     size_t offset;     /* … and where it lies there */
     char *area;        /* NULL: not carved */
     uint64_t bytes;
+    bool used;                            /* something was launched */
     tu_nvshmem_boxes collective, message; /* in the area */
     uint64_t stage;                       /* in the area: a share of each member */
     uint64_t chunk, share;

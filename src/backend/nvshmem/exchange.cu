@@ -134,7 +134,7 @@ static __device__ __forceinline__ bool agree(bool good) {
 
 /* Until so many chunks of this rank's were taken by the peer. */
 static __device__ bool await_taken(const tu_nvshmem_exchange_args &args, int peer, uint32_t number) {
-    uint64_t *taken = (uint64_t *)(args.own + args.boxes.taken) + peer;
+    uint64_t *taken = (uint64_t *)(args.own + args.boxes.taken) + slot_of(peer, number);
     return agree(threadIdx.x != 0 || await_number(args, taken, 0, number, peer));
 }
 
@@ -192,8 +192,8 @@ static __device__ bool take_chunk(const tu_nvshmem_exchange_args &args, int peer
     __syncthreads(); /* everything was read */
     if (threadIdx.x == 0) {
         __threadfence_system();
-        nvshmemx_signal_op((uint64_t *)(sender.place + args.boxes.taken) + args.rank, number, NVSHMEM_SIGNAL_SET,
-                           sender.pe);
+        nvshmemx_signal_op((uint64_t *)(sender.place + args.boxes.taken) + slot_of(args.rank, number), number,
+                           NVSHMEM_SIGNAL_SET, sender.pe);
     }
     return true;
 }

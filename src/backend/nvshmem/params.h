@@ -14,13 +14,14 @@
  * EXCHANGES WITH MEMBERS THAT ARE NOT MAPPED. Each member has an area in its heap:
  *
  *     [size][2] arrived    which chunk lies in the inbox below, written by the sender with the chunk
- *     [size] taken         how many chunks of this member's the other one has taken, written by that one
+ *     [size][2] taken      which chunk of this member's the other one took last of those, written by that one
  *     [size][2] inbox      chunks on their arrival, from each member two in turns
  *     [size][2] outbox     chunks that are being put: what a network sends must lie in the heap
  *
  * A message to a member goes in chunks. The sender puts chunk n into inbox [me][n % 2] there, together with the word
  * arrived [me][n % 2] = n << 32 | signature, as soon as chunk n - 2 was taken; the receiver copies it to where it
- * belongs and tells how many it has taken. Numbers of chunks go on from message to message and are kept on the device,
+ * belongs and tells that it has taken it. A network may deliver two words in any order: no word is written again before
+ * what was written last has been seen. Numbers of chunks go on from message to message and are kept on the device,
  * so that a captured exchange can run again. Every pair exchanges at least one chunk, which may be empty: so an
  * exchange is a barrier too, and whoever makes another call is found by its signature. Sends and receives have an area
  * of their own.

@@ -6,10 +6,11 @@
  * to. STANDIN_NVSHMEM in the environment makes it ill: "old", "limited", "refuses" (no start), "refuses one" (on PE 1),
  * "hangs" (in nvshmem_malloc, on PE 1), "full" (no memory on PE 1), "small" (none to grow by), "no team" (on PE 1);
  * "dies starting", "dies opening", "dies growing", "dies teaming": PE 1 is killed in that call; "dies putting", "stops
- * putting": in the middle of the third put of a kernel.
+ * putting": in the middle of the third put of a kernel; "late": puts and signals of kernels arrive late, in any order.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -248,18 +249,80 @@ static bool is_mine(const void *pointer, size_t bytes) {
     return begin >= heap && begin + bytes <= heap + HEAP;
 }
 
-API void standin_put(void *to, const void *from, size_t bytes, int pe);
-void standin_put(void *to, const void *from, size_t bytes, int pe) {
+/* Something on its way: bytes, and then a word. */
+typedef struct letter {
+    void *to;
+    const void *from;
+    size_t bytes;
+    uint64_t *word, value;
+    int pe;
+} letter;
+
+static void deliver(const letter *letter) {
     static int puts;
-    if (!is_mine(from, bytes) || !is_mine(to, bytes))
+    if (letter->bytes > 0) {
+        char *there = standin_address(letter->to, letter->pe);
+        memcpy(there, letter->from, letter->bytes / 2);
+        if (++puts > 2)
+            die("dies putting");
+        while (puts > 2 && is("stops putting") && me == 1)
+            pause();
+        memcpy(there + letter->bytes / 2, (const char *)letter->from + letter->bytes / 2,
+               letter->bytes - letter->bytes / 2);
+    }
+    __atomic_store_n((uint64_t *)standin_address(letter->word, letter->pe), letter->value, __ATOMIC_RELEASE);
+}
+
+/* A network that takes its time, and delivers in any order: the last letter first, as often as not. */
+static pthread_mutex_t post_lock = PTHREAD_MUTEX_INITIALIZER;
+static letter post[4096];
+static size_t post_count; /* under the lock */
+static bool delivering;   /* likewise */
+
+static void *deliver_late(void *argument) {
+    unsigned random = 1 + (unsigned)me;
+    (void)argument;
+    for (;;) {
+        random = random * 1664525 + 1013904223;
+        usleep(random >> 22);
+        pthread_mutex_lock(&post_lock);
+        if (post_count > 0) {
+            size_t which = (random >> 16 & 1) != 0 ? post_count - 1 : (random >> 8) % post_count;
+            letter next = post[which];
+            post[which] = post[--post_count];
+            deliver(&next);
+        }
+        pthread_mutex_unlock(&post_lock);
+    }
+    return NULL;
+}
+
+API void standin_put(void *to, const void *from, size_t bytes, uint64_t *word, uint64_t value, int pe);
+void standin_put(void *to, const void *from, size_t bytes, uint64_t *word, uint64_t value, int pe) {
+    letter letter = { to, from, bytes, word, value, pe };
+    pthread_t thread;
+    if ((bytes > 0 && (!is_mine(from, bytes) || !is_mine(to, bytes))) || !is_mine(word, sizeof *word))
         abort();
-    char *there = standin_address(to, pe);
-    memcpy(there, from, bytes / 2);
-    if (++puts > 2)
-        die("dies putting");
-    while (puts > 2 && is("stops putting") && me == 1)
-        pause();
-    memcpy(there + bytes / 2, (const char *)from + bytes / 2, bytes - bytes / 2);
+    if (!is("late")) {
+        deliver(&letter);
+        return;
+    }
+    pthread_mutex_lock(&post_lock);
+    if (post_count == sizeof post / sizeof *post)
+        abort();
+    post[post_count++] = letter;
+    if (!delivering && pthread_create(&thread, NULL, deliver_late, NULL) == 0)
+        delivering = pthread_detach(thread) == 0;
+    pthread_mutex_unlock(&post_lock);
+}
+
+API void standin_quiet(void);
+void standin_quiet(void) {
+    for (bool empty = false; !empty; sched_yield()) {
+        pthread_mutex_lock(&post_lock);
+        empty = post_count == 0;
+        pthread_mutex_unlock(&post_lock);
+    }
 }
 
 API void standin_get(void *to, const void *from, size_t bytes, int pe);
@@ -288,6 +351,7 @@ void nvshmemx_getmem_on_stream(void *to, const void *from, size_t bytes, int pe,
 API void nvshmemx_quiet_on_stream(CUstream stream);
 void nvshmemx_quiet_on_stream(CUstream stream) {
     (void)stream;
+    standin_quiet();
 }
 
 API int nvshmemx_cumodule_init(CUmodule module);

@@ -18,18 +18,15 @@ static inline void *nvshmem_standin(const char *function) {
     return dlsym(library, function);
 }
 
-/* What an address of this process's heap stands for at another. */
-static inline void *nvshmem_address_at(const void *here, int pe) {
-    static void *(*const address)(const void *, int) = (void *(*)(const void *, int))nvshmem_standin("standin_address");
-    return address(here, pe);
-}
-
 static inline void nvshmem_quiet(void) {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    static void (*const quiet)(void) = (void (*)(void))nvshmem_standin("standin_quiet");
+    quiet();
 }
 
 static inline void nvshmemx_signal_op(uint64_t *word, uint64_t value, int, int pe) {
-    __atomic_store_n((uint64_t *)nvshmem_address_at(word, pe), value, __ATOMIC_RELEASE);
+    static void (*const put)(void *, const void *, size_t, uint64_t *, uint64_t, int) =
+        (void (*)(void *, const void *, size_t, uint64_t *, uint64_t, int))nvshmem_standin("standin_put");
+    put(nullptr, nullptr, 0, word, value, pe);
 }
 
 static inline int nvshmem_uint64_test(uint64_t *word, int, uint64_t value) {
@@ -38,14 +35,12 @@ static inline int nvshmem_uint64_test(uint64_t *word, int, uint64_t value) {
 
 /* The bytes come in two halves, between which the process may die. */
 static inline void nvshmemx_putmem_signal_nbi_block(void *to, const void *from, size_t bytes, uint64_t *word,
-                                                    uint64_t value, int operation, int pe) {
-    static void (*const put)(void *, const void *, size_t, int) =
-        (void (*)(void *, const void *, size_t, int))nvshmem_standin("standin_put");
+                                                    uint64_t value, int, int pe) {
+    static void (*const put)(void *, const void *, size_t, uint64_t *, uint64_t, int) =
+        (void (*)(void *, const void *, size_t, uint64_t *, uint64_t, int))nvshmem_standin("standin_put");
     __syncthreads();
-    if (threadIdx.x == 0) {
-        put(to, from, bytes, pe);
-        nvshmemx_signal_op(word, value, operation, pe);
-    }
+    if (threadIdx.x == 0)
+        put(to, from, bytes, word, value, pe);
     __syncthreads();
 }
 
