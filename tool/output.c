@@ -88,7 +88,9 @@ static bool write_patiently(output *out, int descriptor, const char *data, size_
     while (count > 0) {
         struct pollfd polled[2] = { { .fd = descriptor, .events = POLLOUT }, { .fd = out->signals, .events = POLLIN } };
         poll(polled, 2, HELD_UP_MS);
-        if ((polled[1].revents != 0 || polled[0].revents == 0) && out->held_up(out->argument))
+        /* It heeds signals in any case, but gives nothing up that can be written. */
+        bool over = (polled[1].revents != 0 || polled[0].revents == 0) && out->held_up(out->argument);
+        if (polled[0].revents == 0 && over)
             return false;
         if (polled[0].revents == 0)
             continue;
