@@ -23,6 +23,8 @@
 #define SHORT_NAP (1 * TU_MILLISECOND)   /* of the thread, while a call is under way: it drives the network */
 #define LONG_NAP (16 * TU_MILLISECOND)
 #define IDLE_SLEEP 1000 /* milliseconds */
+#define PART_SLEEP 20   /* milliseconds */
+#define LAST_QUESTION 1 /* sequence of the fence that a rank asks for when it closes its world */
 
 /* ---- records ---- */
 
@@ -195,6 +197,7 @@ static bool arrived(void *owner, const void *bytes_of_header, size_t header_byte
         return false;
     }
     network->stirred = true;
+    network->peers[header.from].heard = true;
     if (header.kind == TU_NETWORK_HELLO)
         return false;
     if (header.kind == TU_NETWORK_GOODBYE) {
@@ -202,11 +205,14 @@ static bool arrived(void *owner, const void *bytes_of_header, size_t header_byte
         return false;
     }
     if (header.kind == TU_NETWORK_FENCE) { /* what came before it was put in its place */
-        tu_network_own(network, header.from, TU_NETWORK_FENCED, 0, 0, header.offset, NULL, NULL, 0);
+        tu_network_own(network, header.from, TU_NETWORK_FENCED, 0, header.sequence, header.offset, NULL, NULL, 0);
         return false;
     }
     if (header.kind == TU_NETWORK_FENCED) {
-        tu_network_fence_arrived(network, header.from, header.offset);
+        if (header.sequence == LAST_QUESTION)
+            network->peers[header.from].parted = true;
+        else
+            tu_network_fence_arrived(network, header.from, header.offset);
         return false;
     }
     tu_network_group *side = network->groups;
@@ -389,6 +395,34 @@ static tutti_status make_network(void *owner, void **made) {
     return TUTTI_OK;
 }
 
+/* Whether somebody has not said yet that everything has come. One that closes its own world, or is lost, needs nothing;
+ * one that never sent anything cannot answer, and there is nothing of it that could be unread. */
+static bool somebody_reads(const tu_network *network) {
+    for (int rank = 0; rank < network->world->size; rank++) {
+        const tu_network_peer *peer = &network->peers[rank];
+        if (peer->connected && peer->heard && !peer->lost && !peer->gone && !peer->parted)
+            return true;
+    }
+    return false;
+}
+
+/* A connection that is closed while something comes in that nobody reads any more is cut, and what its other end has
+ * not read by then is lost. So whoever could still be sending says first that it has read everything. */
+static void take_leave(tu_network *network, int64_t deadline) {
+    pthread_mutex_lock(&network->lock);
+    for (int rank = 0; rank < network->world->size; rank++) {
+        tu_network_own(network, rank, TU_NETWORK_GOODBYE, 0, 0, 0, NULL, NULL, 0);
+        if (network->peers[rank].heard)
+            tu_network_own(network, rank, TU_NETWORK_FENCE, 0, LAST_QUESTION, 0, NULL, NULL, 0);
+    }
+    tu_network_drive(network);
+    while (somebody_reads(network) && tu_clock_now() < deadline) {
+        tu_network_sleep(network, PART_SLEEP);
+        tu_network_drive(network);
+    }
+    pthread_mutex_unlock(&network->lock);
+}
+
 static void end_network(void *argument) {
     tu_network *network = argument;
     pthread_mutex_lock(&network->lock);
@@ -398,14 +432,14 @@ static void end_network(void *argument) {
     pthread_cond_broadcast(&network->leaving);
     pthread_mutex_unlock(&network->lock);
     pthread_join(network->thread, NULL);
-    for (int rank = 0; rank < network->world->size; rank++)
-        tu_network_own(network, rank, TU_NETWORK_GOODBYE, 0, 0, 0, NULL, NULL, 0);
+    int64_t deadline = tu_deadline(CLOSE_LIMIT);
+    take_leave(network, deadline);
     while (network->orphans != NULL) {
         tu_network_kept *next = network->orphans->next;
         tu_network_free_kept(network, network->orphans);
         network->orphans = next;
     }
-    network->part->close(network->state, tu_deadline(CLOSE_LIMIT));
+    network->part->close(network->state, deadline);
     free_network(network);
 }
 

@@ -49,6 +49,8 @@ typedef struct tu_network_kept {
 
 typedef struct tu_network_peer {
     bool known, connected, lost, gone;
+    bool heard;  /* something came from it, so it is connected to this rank */
+    bool parted; /* it has read everything that this rank sent before it closes its world */
     int64_t lost_at;
     uint64_t door;
     size_t address_bytes;

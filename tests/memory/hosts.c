@@ -398,6 +398,56 @@ TEST(a_dead_rank_ends_puts_gets_signals_and_barriers_on_every_host) {
     on_hosts(apart, 5, one_dies);
 }
 
+/* ---- the end of a world ---- */
+
+#define ANSWERS 48
+
+/* Holds up whatever comes to this rank, again and again: a rank that has little of its processor. */
+static void *hold_up(void *argument) {
+    tu_network *network = ((tu_network_group *)argument)->network;
+    for (int i = 0; i < 20; i++) {
+        pthread_mutex_lock(&network->lock);
+        usleep(10000);
+        pthread_mutex_unlock(&network->lock);
+        usleep(100);
+    }
+    return NULL;
+}
+
+/* Rank 0 leaves at once after the barrier, while answers to it are still on their way: they find nobody, and what it
+ * sent before, the barrier last, must arrive all the same. */
+static void leave_at_once(tutti_world *world) {
+    block mine = meet(world, 1 << 20);
+    tutti_group *last;
+    tu_network_group *side;
+    pthread_t thread;
+    CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &last));
+    CHECK_OK(tutti_barrier(last, NULL));
+    CHECK_OK(tu_network_group_get(mine.group, &side));
+    if (mine.rank == 1)
+        CHECK_EQ(pthread_create(&thread, NULL, hold_up, side), 0);
+    static unsigned char page[ANSWERS][1 << 12];
+    static tu_network_fetch fetches[ANSWERS];
+    for (int i = 0; i < ANSWERS && mine.rank == 0; i++) {
+        CHECK(tu_network_ask_for(side, &fetches[i], 1, 1, 0, page[i], sizeof page[i]));
+        pthread_mutex_lock(&side->network->lock); /* something long that nobody wants: it only takes its time */
+        tu_network_own(side->network, 1, TU_NETWORK_HELLO, 0, 0, 0, NULL, mine.data, 1 << 16);
+        pthread_mutex_unlock(&side->network->lock);
+    }
+    CHECK_OK(tutti_barrier(last, NULL));
+    for (int i = 0; i < ANSWERS && mine.rank == 0; i++)
+        tu_network_forget(side, &fetches[i]);
+    if (mine.rank == 1)
+        pthread_join(thread, NULL);
+    tutti_group_release(last);
+    leave(&mine);
+}
+
+TEST(what_a_rank_sent_before_it_closed_its_world_arrives) {
+    for (int i = 0; i < (test_sanitized() ? 1 : 4); i++)
+        on_hosts(one_each, 2, leave_at_once);
+}
+
 static void no_plugin(tutti_world *world) {
     tutti_memory *memory;
     tutti_peers *peers;
