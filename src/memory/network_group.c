@@ -537,8 +537,8 @@ static void end_side(void *argument) {
         tu_network_free_kept(network, side->kept);
         side->kept = next;
     }
+    free_side(side); /* with the lock held: letters that nobody took are the backend's memory */
     pthread_mutex_unlock(&network->lock);
-    free_side(side);
 }
 
 static const tu_attachment side_attachment = { .make = make_side, .end = end_side };

@@ -398,6 +398,54 @@ TEST(a_dead_rank_ends_puts_gets_signals_and_barriers_on_every_host) {
     on_hosts(apart, 5, one_dies);
 }
 
+/* ---- the end of a group ---- */
+
+static tu_network *network_here;
+static int given_back, without_lock;
+
+static void give_back_and_look(void *state, void *parcel) {
+    (void)state;
+    CHECK(parcel == &given_back);
+    given_back++;
+    if (pthread_mutex_trylock(&network_here->lock) == 0) { /* nobody has it */
+        without_lock++;
+        pthread_mutex_unlock(&network_here->lock);
+    }
+}
+
+/* A fabric may hand out messages in memory of the backend's. That is given back with the lock held: the network's
+ * thread may be in there. */
+static void end_with_a_letter(tutti_world *world) {
+    static tu_network_part looking;
+    static const unsigned char message[64] = { 1 };
+    tu_network_group *side;
+    tutti_group *group;
+    CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &group));
+    CHECK_OK(tu_network_group_get(group, &side));
+    network_here = side->network;
+    pthread_mutex_lock(&network_here->lock);
+    const tu_network_part *part = network_here->part;
+    looking = *part;
+    looking.give_back = give_back_and_look;
+    network_here->part = &looking;
+    tu_network_header header = { .key = group->key, .kind = TU_NETWORK_LETTER };
+    tu_network_letter_keep(side, 0, tu_network_keep(&header, message, sizeof message, &given_back));
+    pthread_mutex_unlock(&network_here->lock);
+    CHECK_OK(tutti_group_destroy(group));
+    tutti_group_release(group);
+    CHECK_EQ(given_back, 1);
+    CHECK_EQ(without_lock, 0);
+    pthread_mutex_lock(&network_here->lock);
+    network_here->part = part;
+    pthread_mutex_unlock(&network_here->lock);
+}
+
+TEST(a_message_that_nobody_received_goes_with_its_group) {
+    if (test_sanitized())
+        SKIP("the network's thread looks at what this test replaces");
+    on_hosts(one_each, 2, end_with_a_letter);
+}
+
 /* ---- the end of a world ---- */
 
 #define ANSWERS 48
