@@ -168,7 +168,8 @@ tutti_status tu_group_make(tutti_world *world, const tu_group_plan *plan, tutti_
     tu_attachments_init(&group->attachments, group);
     pthread_mutex_init(&group->exchange_lock, NULL);
     pthread_mutex_init(&group->vote_lock, NULL);
-    tu_world_handle(world, "group", 1);
+    group->part = plan->part;
+    tu_world_handle(world, group->part ? NULL : "group", 1); /* users count the groups that they know */
     *out = group;
     return TUTTI_OK;
 }
@@ -236,13 +237,14 @@ static void free_group(tutti_group *group) {
         tu_piece_free(world->job, &group->page_piece);
     pthread_mutex_destroy(&group->exchange_lock);
     pthread_mutex_destroy(&group->vote_lock);
+    bool part = group->part;
     if (atomic_load_explicit(&world->closed, memory_order_acquire) != 0) {
         tu_world_bury(group);
     } else {
         free(group->ranks);
         free(group);
     }
-    tu_world_handle(world, "group", -1);
+    tu_world_handle(world, part ? NULL : "group", -1);
 }
 
 tutti_group *tutti_group_keep(tutti_group *group) {

@@ -15,6 +15,7 @@ typedef struct tu_group_plan {
     const int *ranks; /* world ranks in group order; this rank is among them */
     int count;
     int64_t timeout_ns;
+    bool part; /* it becomes group->here of another one */
 } tu_group_plan;
 
 /* The object alone, with one reference, known to nobody; no communication. It has no page yet. */

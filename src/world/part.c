@@ -24,7 +24,8 @@ static tutti_status make_part(tutti_group *group, const int *ranks, int count, i
                            .description = "the members of a group on one host",
                            .key = tu_group_key("host of %016llx", (unsigned long long)group->key),
                            .ranks = ranks,
-                           .count = count };
+                           .count = count,
+                           .part = true };
     tutti_group *here = NULL;
     const tu_piece *piece = NULL;
     tutti_status status = tu_group_reserve(group->world, &plan, &here, &piece);

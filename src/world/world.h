@@ -128,6 +128,7 @@ struct tutti_group {
     int *ranks;                 /* group rank -> world rank */
     int *job_ranks;             /* group rank -> job rank, -1 on another host */
     bool local;                 /* all members on this host */
+    bool part;                  /* it is group->here of another one */
     _Atomic int64_t timeout_ns; /* 0: the world's */
     tu_group_page *page;      /* and its area; shared by the members on one host; private memory for fake groups, groups
                                  across hosts and of one */

@@ -181,3 +181,18 @@ static void one_is_missing(tutti_world *world) {
 TEST(a_rank_that_is_missing_on_another_host_is_named) {
     on_two_hosts(one_is_missing);
 }
+
+/* The part of a group that is on one host is nothing that a user could release. */
+static void close_with_a_group(tutti_world *world) {
+    tutti_group *group;
+    CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &group));
+    CHECK_OK(tutti_store_barrier(tutti_world_store(world), "end", 4, 0));
+    CHECK_STATUS(tutti_world_close(world), TUTTI_ERROR_STATE);
+    CHECK_MESSAGE("alive: 1 group;");
+    tutti_group_release(group);
+    exit(0);
+}
+
+TEST(a_world_that_is_closed_too_soon_counts_the_groups_of_its_user) {
+    on_two_hosts(close_with_a_group);
+}
