@@ -7,8 +7,9 @@
  * - A peer's buffer is ordinary memory. Plain loads and stores through tutti_peers_buffer order nothing by themselves:
  *   two ranks that touch the same bytes, one of them writing, need a signal, a barrier or atomics of their own in
  *   between.
- * - tutti_peers_put and tutti_peers_get are plain copies that are complete when they return. A put is not a message:
- *   the peer learns of it by a signal.
+ * - tutti_peers_put and tutti_peers_get are plain copies that are complete when they return; a put to another host is
+ *   when this rank's next signal, barrier, collective or message is. A put is not a message: the peer learns of it by a
+ *   signal.
  * - tutti_peers_signal releases: everything that this thread wrote before, by stores or puts, into any block or
  *   ordinary memory, is visible to the thread whose tutti_peers_wait_signal (or tutti_peers_test_signal that says yes)
  *   takes that signal: taking acquires.

@@ -202,6 +202,7 @@ static bool arrived(void *owner, const void *bytes_of_header, size_t header_byte
         return false;
     if (header.kind == TU_NETWORK_GOODBYE) {
         network->peers[header.from].gone = true;
+        tu_network_fence_needless(network, header.from);
         return false;
     }
     if (header.kind == TU_NETWORK_FENCE) { /* what came before it was put in its place */
@@ -248,6 +249,7 @@ void tu_network_lost(void *owner, int rank, const char *why) {
         peer->lost_at = tu_clock_now();
     }
     peer->lost = true;
+    tu_network_fence_needless(network, rank);
     network->stirred = true;
 }
 

@@ -518,6 +518,7 @@ static tutti_status make_side(void *owner, void **made) {
     adopt_orphans(side);
     pthread_mutex_unlock(&network->lock);
     atomic_store_explicit(&group->world->tell_hosts, tell, memory_order_release); /* pairs with tu_group_tell_hosts */
+    atomic_store_explicit(&group->world->fence_hosts, tu_network_fence, memory_order_release); /* and with operations */
     *made = side;
     return TUTTI_OK;
 }

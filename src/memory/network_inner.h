@@ -76,8 +76,7 @@ struct tu_network {
     bool stirred;             /* something came or left since the last look */
     bool settling;            /* a group has something to send on */
     bool ending, napping;
-    uint64_t tokens;      /* the last that was given to a get */
-    _Atomic int unfenced; /* peers of which it is not known that all puts arrived; written with the lock held */
+    uint64_t tokens; /* the last that was given to a get */
     pthread_t thread;
     pthread_cond_t leaving; /* the last caller left while the thread naps, or the network ends */
 };
@@ -144,6 +143,9 @@ void tu_network_wake(const tu_network *network); /* whoever of this rank sleeps 
 void tu_network_memory_arrived(tu_network_group *side, int member, const tu_network_header *header, const void *data,
                                size_t bytes);
 void tu_network_fence_arrived(tu_network *network, int rank, uint64_t puts); /* so many puts of this rank arrived */
+void tu_network_fence_needless(tu_network *network, int rank); /* nobody is there any more for whom they could */
+/* Without the lock: see tutti_world.fence_hosts. */
+tutti_status tu_network_fence(tutti_group *group, const tu_operation_info *info);
 /* Letters: network_letter.c. Likewise. */
 tutti_status tu_network_letters_make(tu_network_group *side);
 void tu_network_letters_free(tu_network_group *side);

@@ -13,11 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "memory/network_inner.h"
 
 #define WINDOW ((uint64_t)4 << 20) /* bytes that a member may be ahead with its puts */
 #define COST ((uint64_t)256)       /* of a put, besides its bytes */
 #define RENEWAL (UINT64_C(1) << 32)
+#define FENCE_SLEEP 20 /* milliseconds, at most, between two looks around */
 
 /* What a message is about, in `step`. `sequence` is the window's number. */
 typedef enum memory_kind {
@@ -72,8 +74,8 @@ static void count_put(tu_network_group *side, int member, size_t bytes) {
     tu_network *network = side->network;
     tu_network_peer *peer = &network->peers[side->group->ranks[member]];
     side->puts[member].sent += bytes + COST;
-    if (peer->puts++ == peer->arrived)
-        atomic_fetch_add_explicit(&network->unfenced, 1, memory_order_relaxed);
+    if (!peer->gone && peer->puts++ == peer->arrived)
+        atomic_fetch_add_explicit(&network->world->unfenced, 1, memory_order_relaxed);
 }
 
 static bool has_room(const tu_network_group *side, int member, size_t bytes) {
@@ -112,25 +114,72 @@ void tu_network_tell(tu_network_group *side, int member, uint64_t number, uint32
     pthread_mutex_unlock(&side->network->lock);
 }
 
-bool tu_network_fenced(tu_network_group *side, int but) {
-    tu_network *network = side->network;
-    /* A put of another thread that is not counted yet is not before what this one does. */
-    if (atomic_load_explicit(&network->unfenced, memory_order_relaxed) == 0)
-        return true;
-    bool all = true;
-    int but_rank = but < 0 ? -1 : side->group->ranks[but];
-    pthread_mutex_lock(&network->lock);
+/* With the lock held: asks those ranks, but for one, that have not said that everything arrived. How many these are,
+ * and one of them. */
+static int ask_unfenced(tu_network *network, int but, int *late) {
+    int count = 0;
     for (int rank = 0; rank < network->world->size; rank++) {
         tu_network_peer *peer = &network->peers[rank];
-        if (rank == but_rank || peer->puts == peer->arrived || peer->lost || peer->gone)
+        if (rank == but || peer->puts == peer->arrived)
             continue;
-        all = false;
         if (peer->asked != peer->puts)
             tu_network_own(network, rank, TU_NETWORK_FENCE, 0, 0, peer->puts, NULL, NULL, 0);
         peer->asked = peer->puts;
+        *late = rank;
+        count++;
     }
+    return count;
+}
+
+bool tu_network_fenced(tu_network_group *side, int but) {
+    tu_network *network = side->network;
+    int late;
+    /* A put of another thread that is not counted yet is not before what this one does. */
+    if (atomic_load_explicit(&network->world->unfenced, memory_order_relaxed) == 0)
+        return true;
+    pthread_mutex_lock(&network->lock);
+    bool all = ask_unfenced(network, but < 0 ? -1 : side->group->ranks[but], &late) == 0;
     pthread_mutex_unlock(&network->lock);
     return all;
+}
+
+/* What ends the wait of an operation for its puts, besides that they arrived. */
+static tutti_status look_around(tutti_group *group, const tu_operation_info *info, int late, int64_t deadline) {
+    const tutti_world *world = group->world;
+    const char *operation = tu_operation_name((tu_operation)info->operation);
+    if (tu_group_overhear(group))
+        return tu_group_cause(group);
+    tutti_status status = tu_group_look(group, info);
+    if (status == TUTTI_OK && atomic_load_explicit(&world->interrupt, memory_order_acquire) != 0)
+        status = tu_world_interrupted(world, operation);
+    if (status != TUTTI_OK || tu_clock_now() < deadline)
+        return status;
+    return tu_error(TUTTI_ERROR_TIMEOUT,
+                    "timeout before %s in group %s: rank %d has put something into memory of world rank %d on %s, "
+                    "which has not said that it arrived",
+                    operation, group->name, group->rank, late, tu_job_host(world->job, late));
+}
+
+tutti_status tu_network_fence(tutti_group *group, const tu_operation_info *info) {
+    tu_network *network;
+    tutti_status status = tu_network_get(group->world, &network);
+    int64_t deadline = tu_deadline(info->timeout_ns);
+    if (status != TUTTI_OK)
+        return status;
+    pthread_mutex_lock(&network->lock);
+    for (int late; ask_unfenced(network, -1, &late) != 0;) {
+        tu_network_drive(network);
+        if (ask_unfenced(network, -1, &late) == 0)
+            break;
+        pthread_mutex_unlock(&network->lock);
+        status = look_around(group, info, late, deadline);
+        pthread_mutex_lock(&network->lock);
+        if (status != TUTTI_OK)
+            break;
+        tu_network_sleep(network, FENCE_SLEEP);
+    }
+    pthread_mutex_unlock(&network->lock);
+    return status;
 }
 
 bool tu_network_ask_for(tu_network_group *side, tu_network_fetch *get, int member, uint64_t number, uint64_t offset,
@@ -275,8 +324,12 @@ void tu_network_fence_arrived(tu_network *network, int rank, uint64_t puts) {
         return;
     peer->arrived = puts;
     if (peer->arrived == peer->puts)
-        atomic_fetch_sub_explicit(&network->unfenced, 1, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&network->world->unfenced, 1, memory_order_relaxed);
     tu_network_wake(network);
+}
+
+void tu_network_fence_needless(tu_network *network, int rank) {
+    tu_network_fence_arrived(network, rank, network->peers[rank].puts);
 }
 
 static void hear_about_signals(const tu_network_group *side, int member, const tu_network_header *header) {

@@ -257,6 +257,14 @@ static int64_t deadline_after(int64_t timeout_ns) {
     return __builtin_add_overflow(now.tv_sec * TU_SECOND + now.tv_nsec, timeout_ns, &deadline) ? INT64_MAX : deadline;
 }
 
+/* Others learn by this operation, whoever its members are, of what this rank did before: puts to other hosts too. */
+static tutti_status fence_hosts(tutti_group *group, const tu_operation_info *info) {
+    /* Pairs with the release of whoever opened the network. */
+    tutti_status (*fence)(tutti_group *, const tu_operation_info *) =
+        atomic_load_explicit(&group->world->fence_hosts, memory_order_acquire);
+    return fence != NULL ? fence(group, info) : TUTTI_OK;
+}
+
 static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info,
                                      int64_t *deadline) {
     if (TUTTI_BARE) {
@@ -278,6 +286,11 @@ static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns
         return status;
     if (tu_group_ended(group) || (!group->local && tu_group_overhear(group)))
         return tu_group_cause(group);
+    /* A put of another thread that is not counted yet is not before this. */
+    if (__builtin_expect(atomic_load_explicit(&world->unfenced, memory_order_relaxed) != 0, 0))
+        status = fence_hosts(group, info);
+    if (status != TUTTI_OK)
+        return status;
     _Atomic uint64_t *counter =
         tu_operation_sequenced((tu_operation)info->operation) ? &group->sequence : &group->messages;
     if (__builtin_expect(world->faults != NULL, 0)) {

@@ -57,6 +57,10 @@ struct tutti_world {
     _Atomic bool looked; /* for devices, at the first collective */
     /* Set once messages go to other hosts: tells members there that a group ended, quicker than the store does. */
     _Atomic(void (*)(tutti_group *, const tu_cause *)) tell_hosts;
+    /* Likewise: waits until what this rank has put into memory on other hosts is there. Called by what tells others of
+     * it, while there are ranks there of which that is not known. */
+    _Atomic(tutti_status (*)(tutti_group *, const tu_operation_info *)) fence_hosts;
+    _Atomic int unfenced;    /* how many these are; written with the network's lock held */
     _Atomic int32_t handles; /* 1 while open, and 1 for each live object of the layers above: see tu_world_handle */
     _Atomic int32_t batches; /* that were begun and neither ended nor cancelled: they keep their groups */
     pthread_mutex_t lock;    /* registry of groups, kinds of handles */

@@ -171,6 +171,147 @@ TEST(signals_words_and_barriers_keep_their_order_between_hosts) {
     on_hosts(two_and_two, 4, words);
 }
 
+/* A way that takes its time: what this rank sends to one other is late, in its order. */
+#define LATE (30 * TU_MILLISECOND)
+
+typedef struct late {
+    struct late *next;
+    int64_t due;
+    size_t header_bytes, bytes;
+    unsigned char header[TU_NETWORK_HEADER_BYTES];
+    unsigned char data[];
+} late;
+static const tu_network_part *real_part;
+static int late_peer;
+static late *late_first, **late_end = &late_first;
+
+static tutti_status send_late(void *network, int peer, const void *header, size_t header_bytes, const void *data,
+                              size_t bytes, void *token, bool *finished) {
+    if (peer != late_peer)
+        return real_part->send(network, peer, header, header_bytes, data, bytes, token, finished);
+    late *one = malloc(sizeof *one + bytes);
+    *one = (late){ .due = tu_deadline(LATE), .header_bytes = header_bytes, .bytes = bytes };
+    memcpy(one->header, header, header_bytes);
+    if (bytes > 0)
+        memcpy(one->data, data, bytes);
+    *late_end = one;
+    late_end = &one->next;
+    *finished = true;
+    return TUTTI_OK;
+}
+
+static bool progress_late(void *network) {
+    bool any = real_part->progress(network), finished = true;
+    while (late_first != NULL && late_first->due <= tu_clock_now()) {
+        late *one = late_first;
+        late_first = one->next;
+        late_end = late_first != NULL ? late_end : &late_first;
+        tu_dispatch *dispatch = malloc(sizeof *dispatch + one->bytes); /* the network frees it when it has left */
+        *dispatch = (tu_dispatch){ .peer = late_peer, .bytes = one->bytes };
+        memcpy(dispatch + 1, one->data, one->bytes);
+        tutti_status status = real_part->send(network, late_peer, one->header, one->header_bytes, dispatch + 1,
+                                              one->bytes, dispatch, &finished);
+        if (finished || status != TUTTI_OK)
+            free(dispatch);
+        free(one);
+    }
+    return any;
+}
+
+static bool arm_late(void *network) {
+    return late_first == NULL && real_part->arm(network);
+}
+
+static void be_late(tutti_group *group, int peer) {
+    static tu_network_part part;
+    tu_network_group *side;
+    CHECK_OK(tu_network_group_get(group, &side));
+    pthread_mutex_lock(&side->network->lock);
+    late_peer = peer;
+    real_part = side->network->part;
+    part = *real_part;
+    part.send = send_late;
+    part.progress = progress_late;
+    part.arm = arm_late;
+    side->network->part = &part;
+    pthread_mutex_unlock(&side->network->lock);
+}
+
+/* Rank 0 lets rank 1 know, in one of many ways, that it has put something into rank 2's block. */
+enum {
+    SIGNAL,
+    TAKEN_SIGNAL,
+    WORD,
+    BARRIER,
+    COLLECTIVE,
+    PAIR,
+    MESSAGE,
+    RENDEZVOUS,
+    WAYS
+};
+
+static void let_know(const block *mine, tutti_group *pair, int way, uint64_t round) {
+    bool tells = mine->rank == 0;
+    unsigned char byte = 0;
+    if (way == BARRIER)
+        CHECK_OK(tutti_peers_barrier(mine->peers, 0, NULL));
+    if (way == COLLECTIVE)
+        CHECK_OK(tutti_barrier(mine->group, NULL));
+    if (way == RENDEZVOUS) {
+        block other = meet(tutti_group_world(mine->group), 4096);
+        leave(&other);
+    }
+    if (mine->rank == 2)
+        return;
+    if (way == SIGNAL)
+        CHECK_OK(tells ? tutti_peers_signal(mine->peers, 1, 0, NULL)
+                       : tutti_peers_wait_signal(mine->peers, 0, 0, NULL));
+    for (int i = 0; i < 2 && way == TAKEN_SIGNAL; i++) /* the second is there when the first was taken */
+        CHECK_OK(tells ? tutti_peers_wait_signal(mine->peers, 1, 1, NULL)
+                       : tutti_peers_signal(mine->peers, 0, 1, NULL));
+    if (way == WORD)
+        CHECK_OK(tells ? tutti_peers_put_with_signal(mine->peers, 1, 0, NULL, 0, 0, round, NULL)
+                       : tutti_peers_wait_for_signal(mine->peers, 0, TUTTI_EQUAL, round, NULL));
+    if (way == PAIR)
+        CHECK_OK(tutti_barrier(pair, NULL));
+    if (way == MESSAGE)
+        CHECK_OK(tells ? tutti_send(pair, &byte, 1, TUTTI_U8, 1, 0, NULL)
+                       : tutti_recv(pair, &byte, 1, TUTTI_U8, 0, 0, NULL));
+}
+
+static void whatever_tells_of_it(tutti_world *world) {
+    block mine = meet(world, 4096);
+    tutti_group *pair;
+    CHECK_OK(tutti_group_new(world, (int[]){ 0, 1 }, 2, NULL, &pair));
+    for (int i = 0; i < 2 && mine.rank < 2; i++)
+        CHECK_OK(tutti_barrier(pair, NULL)); /* so that the next ones go the short way */
+    if (mine.rank == 0)
+        be_late(mine.group, 2);
+    for (uint64_t round = 1; round <= 2 * WAYS; round++) {
+        uint64_t seen = 0;
+        if (mine.rank == 0)
+            CHECK_OK(tutti_peers_put(mine.peers, 2, 64, &round, sizeof round, NULL));
+        let_know(&mine, pair, (int)(round % WAYS), round);
+        if (mine.rank == 1) {
+            CHECK_OK(tutti_peers_get(mine.peers, 2, 64, &seen, sizeof seen, NULL));
+            if (seen != round)
+                printf("    by way %d\n", (int)(round % WAYS));
+            CHECK_EQ(seen, round);
+        }
+        CHECK_OK(tutti_peers_barrier(mine.peers, 1, NULL));
+    }
+    tutti_group_release(pair);
+    leave(&mine);
+}
+
+TEST(whatever_tells_of_a_put_comes_after_it_however_late_that_is) {
+    static const int three[] = { 0, 1, 2 }, two_and_one[] = { 0, 0, 1 };
+    if (test_sanitized())
+        SKIP("the network's thread looks at what this test replaces");
+    on_hosts(three, 3, whatever_tells_of_it);
+    on_hosts(two_and_one, 3, whatever_tells_of_it);
+}
+
 static void many_barriers(tutti_world *world) {
     block mine = meet(world, 4096);
     int rounds = test_sanitized() ? 6 : 20;

@@ -567,6 +567,8 @@ tutti_status tu_shm_get_far(const tu_backend_peers *peers, int from, size_t offs
 tutti_status tu_shm_set_word(const tu_backend_peers *peers, int to, size_t offset, uint64_t value,
                              const tu_backend_call *call) {
     tutti_status status = meet_faults(peers, TU_OPERATION_PEERS_SIGNAL);
+    if (status == TUTTI_OK)
+        status = fence(peers, to, TU_OPERATION_PEERS_SIGNAL, call);
     if (status != TUTTI_OK)
         return tu_not_entered(status);
     if (is_far(peers, to))
