@@ -144,6 +144,8 @@ void tu_network_tell(tu_network_group *side, int member, uint64_t number, uint32
 /* Whether everything that this rank has put has arrived, but for what went to one member: that member knows by the
  * order of what comes. Asks those of whom it is not known. but: -1 for none. */
 bool tu_network_fenced(tu_network_group *side, int but);
+/* Whether a member has not said yet that everything arrived. */
+bool tu_network_unfenced(tu_network_group *side, int member);
 
 /* Bytes that were asked for. Of the caller; must stay until it is over or tu_network_forget has returned. */
 typedef struct tu_network_fetch {

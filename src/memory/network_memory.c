@@ -143,6 +143,14 @@ bool tu_network_fenced(tu_network_group *side, int but) {
     return all;
 }
 
+bool tu_network_unfenced(tu_network_group *side, int member) {
+    const tu_network_peer *peer = &side->network->peers[side->group->ranks[member]];
+    pthread_mutex_lock(&side->network->lock);
+    bool unfenced = peer->puts != peer->arrived;
+    pthread_mutex_unlock(&side->network->lock);
+    return unfenced;
+}
+
 /* What ends the wait of an operation for its puts, besides that they arrived. */
 static tutti_status look_around(tutti_group *group, const tu_operation_info *info, int late, int64_t deadline) {
     const tutti_world *world = group->world;

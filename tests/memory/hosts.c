@@ -312,6 +312,63 @@ TEST(whatever_tells_of_a_put_comes_after_it_however_late_that_is) {
     on_hosts(two_and_one, 3, whatever_tells_of_it);
 }
 
+/* Rank 3 has closed its world, which is nothing to those that do not wait for it. */
+static void one_has_closed(tutti_world *world) {
+    block mine = meet(world, 4096);
+    CHECK_OK(tutti_peers_barrier(mine.peers, 0, NULL));
+    for (int round = 0; round < 3 && mine.rank == 0; round++) {
+        if (round == 0) {
+            tu_network_group *side;
+            be_late(mine.group, 2);
+            CHECK_OK(tu_network_group_get(mine.group, &side));
+            for (bool gone = false; !gone;) {
+                tu_network_poll(side);
+                pthread_mutex_lock(&side->network->lock);
+                gone = side->network->peers[3].gone;
+                pthread_mutex_unlock(&side->network->lock);
+            }
+        }
+        CHECK_OK(tutti_peers_put(mine.peers, 2, 0, &round, sizeof round, NULL));
+        CHECK_OK(tutti_peers_signal(mine.peers, 1, 0, NULL));
+    }
+    for (int round = 0; round < 3 && mine.rank == 1; round++)
+        CHECK_OK(tutti_peers_wait_signal(mine.peers, 0, 0, NULL));
+    if (mine.rank == 1)
+        CHECK_OK(tutti_peers_signal(mine.peers, 2, 0, NULL));
+    if (mine.rank == 2)
+        CHECK_OK(tutti_peers_wait_signal(mine.peers, 1, 0, NULL));
+    leave(&mine);
+}
+
+TEST(a_rank_that_closed_its_world_is_not_asked_for_what_others_were_put) {
+    static const int four[] = { 0, 1, 2, 3 };
+    if (test_sanitized())
+        SKIP("the network's thread looks at what this test replaces");
+    on_hosts(four, 4, one_has_closed);
+}
+
+/* Of two threads in a barrier each, the later one's word may leave first. */
+static void words_out_of_turn(tutti_world *world) {
+    block mine = meet(world, 4096);
+    if (mine.rank == 0) {
+        tu_network_group *side;
+        CHECK_OK(tu_network_group_get(mine.group, &side));
+        for (uint32_t barriers = 2; barriers > 0; barriers--)
+            tu_network_tell(side, 1, 1, 3 /* its barriers */, 0, barriers);
+        CHECK_OK(tutti_peers_signal(mine.peers, 1, 1, NULL));
+    } else {
+        CHECK_OK(tutti_peers_wait_signal(mine.peers, 0, 1, NULL));
+        for (int i = 0; i < 2; i++)
+            CHECK_OK(tutti_peers_barrier(mine.peers, 0, TUTTI_OPTIONS(tutti_call, .timeout_ns = test_moment())));
+    }
+    CHECK_OK(tutti_barrier(mine.group, NULL));
+    leave(&mine);
+}
+
+TEST(barriers_of_several_threads_are_counted_in_whatever_order_they_are_told) {
+    on_hosts(one_each, 2, words_out_of_turn);
+}
+
 static void many_barriers(tutti_world *world) {
     block mine = meet(world, 4096);
     int rounds = test_sanitized() ? 6 : 20;

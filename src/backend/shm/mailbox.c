@@ -195,7 +195,9 @@ static void told(void *argument, int member, uint32_t what, uint32_t channel, ui
     else if (what == TOLD_TAKEN)
         atomic_store_explicit(taken_word(peers, member, peers->rank, (int)channel), (uint8_t)value,
                               memory_order_release);
-    else if (what == TOLD_ARRIVED)
+    else if (what == TOLD_ARRIVED && (int32_t)(value - atomic_load_explicit(arrived_word(peers, member, (int)channel),
+                                                                            memory_order_relaxed)) > 0)
+        /* Forward only: of two threads in a barrier each, the later one's word may come first. */
         atomic_store_explicit(arrived_word(peers, member, (int)channel), value, memory_order_release);
 }
 
@@ -405,13 +407,18 @@ static bool is_fenced(void *argument) {
     return local->network == NULL || tu_network_fenced(local->network, state->other);
 }
 
+static bool missing_answer(void *argument, int member) {
+    const slow_wait *state = argument;
+    return member != state->other && tu_network_unfenced(network_of(state), member);
+}
+
 /* Before this rank says or takes anything that others may rely on: what it put to members other than `but` is there. */
 static tutti_status fence(const tu_backend_peers *peers, int but, tu_operation operation, const tu_backend_call *call) {
     const mailbox_local *local = peers->local;
     slow_wait state = { .peers = peers, .other = but, .channel = -1 };
     if (__builtin_expect(local->network == NULL, 1) || try_quickly(peers, is_fenced, &state))
         return TUTTI_OK;
-    return wait_slowly(&state, operation, call, is_fenced, NULL, missing_setter);
+    return wait_slowly(&state, operation, call, is_fenced, NULL, missing_answer);
 }
 
 tutti_status tu_shm_signal(const tu_backend_peers *peers, int to, int channel, const tu_backend_call *call) {
