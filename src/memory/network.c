@@ -408,9 +408,27 @@ static bool somebody_reads(const tu_network *network) {
     return false;
 }
 
+static tutti_status look_once(tu_network *network, int rank);
+static tutti_status connect_to(tu_network *network, int rank);
+
+/* Who has sent this rank something, and got nothing from it yet, is connected to as well: it would take the end of its
+ * connection for a death. */
+static void connect_to_senders(tu_network *network) {
+    tutti_error_copy before;
+    tu_error_save(&before);
+    for (int rank = 0; rank < network->world->size; rank++) {
+        const tu_network_peer *peer = &network->peers[rank];
+        if (peer->heard && !peer->connected && !peer->lost && !peer->gone && look_once(network, rank) == TUTTI_OK &&
+            peer->known)
+            (void)connect_to(network, rank);
+    }
+    tu_error_restore(&before);
+}
+
 /* A connection that is closed while something comes in that nobody reads any more is cut, and what its other end has
  * not read by then is lost. So whoever could still be sending says first that it has read everything. */
 static void take_leave(tu_network *network, int64_t deadline) {
+    connect_to_senders(network);
     pthread_mutex_lock(&network->lock);
     for (int rank = 0; rank < network->world->size; rank++) {
         tu_network_own(network, rank, TU_NETWORK_GOODBYE, 0, 0, 0, NULL, NULL, 0);
@@ -495,6 +513,8 @@ static tutti_status look_once(tu_network *network, int rank) {
     void *value;
     size_t bytes;
     record_key(rank, key);
+    if (network->peers[rank].known)
+        return TUTTI_OK;
     tutti_status status = tutti_store_check(network->world->store, keys, 1, &present);
     if (status != TUTTI_OK || !present)
         return status;
@@ -531,7 +551,7 @@ tutti_status tu_network_try_reach(tu_network_group *side, int member) {
     pthread_mutex_unlock(&network->lock);
     if (connected || pthread_mutex_trylock(&network->looking) != 0)
         return TUTTI_OK;
-    tutti_status status = peer->known ? TUTTI_OK : look_once(network, rank);
+    tutti_status status = look_once(network, rank);
     if (status == TUTTI_OK && peer->known && !peer->connected)
         status = connect_to(network, rank);
     pthread_mutex_unlock(&network->looking);

@@ -694,6 +694,39 @@ TEST(what_a_rank_sent_before_it_closed_its_world_arrives) {
         on_hosts(one_each, 2, leave_at_once);
 }
 
+/* Rank 1 gets a message before it has looked for a way back, and closes its world: it is gone, not dead. */
+static void only_receives(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), value = 5, got;
+    tu_network_group *side;
+    CHECK_OK(tu_network_group_get(group, &side));
+    tu_network *network = side->network;
+    if (rank == 1) {
+        pthread_mutex_lock(&network->looking);
+        CHECK_OK(tutti_recv(group, &value, 1, TUTTI_I32, 0, 0, NULL));
+        pthread_mutex_unlock(&network->looking);
+        return;
+    }
+    if (rank == 0) {
+        CHECK_OK(tutti_send(group, &value, 1, TUTTI_I32, 1, 0, NULL));
+        for (bool over = false; !over;) {
+            tu_network_poll(side);
+            pthread_mutex_lock(&network->lock);
+            over = network->peers[1].gone || network->peers[1].lost;
+            pthread_mutex_unlock(&network->lock);
+        }
+        CHECK_STATUS(
+            tutti_recv(group, &got, 1, TUTTI_I32, 2, 0, TUTTI_OPTIONS(tutti_call, .timeout_ns = 100 * TU_MILLISECOND)),
+            TUTTI_ERROR_TIMEOUT);
+    }
+    CHECK_OK(tutti_send_recv(group, &value, 1, 2 - rank, &got, 1, 2 - rank, TUTTI_I32, 1, NULL));
+}
+
+TEST(a_rank_that_only_received_says_goodbye_too) {
+    static const int three[] = { 0, 1, 2 };
+    on_hosts(three, 3, only_receives);
+}
+
 static void no_plugin(tutti_world *world) {
     tutti_memory *memory;
     tutti_peers *peers;
