@@ -24,7 +24,8 @@
 #define LONG_NAP (16 * TU_MILLISECOND)
 #define IDLE_SLEEP 1000 /* milliseconds */
 #define PART_SLEEP 20   /* milliseconds */
-#define LAST_QUESTION 1 /* sequence of the fence that a rank asks for when it closes its world */
+/* Sequence of the fence that a rank asks for when it closes its world; `offset` is its door then. */
+#define LAST_QUESTION 1
 
 /* ---- records ---- */
 
@@ -186,6 +187,42 @@ static bool sound(const tu_network *network, const tu_network_header *header, si
             (header->offset <= header->total && bytes <= header->total - header->offset));
 }
 
+uint64_t tu_network_orphan_cost(const tu_network_kept *kept) {
+    return kept->bytes + sizeof *kept;
+}
+
+static bool is_closed(const tu_network *network, uint64_t key) {
+    for (unsigned i = 0; i < network->closed_count && i < TU_NETWORK_CLOSED; i++)
+        if (network->closed[i] == key)
+            return true;
+    return false;
+}
+
+/* For a group that has no side here. The kinds that are kept are those that a member may send before this one has used
+ * the group; everything else answers what a side sent, which is no more. */
+static bool orphaned(tu_network *network, const tu_network_header *header, const void *data, size_t bytes,
+                     void *parcel) {
+    tu_network_peer *peer = &network->peers[header->from];
+    if ((header->kind != TU_NETWORK_DATA && header->kind != TU_NETWORK_LETTER && header->kind != TU_NETWORK_ASK &&
+         header->kind != TU_NETWORK_ENDED) ||
+        peer->lost || is_closed(network, header->key))
+        return false;
+    tu_network_kept *kept = NULL;
+    if (peer->orphaned <= TU_NETWORK_ORPHANS_MOST)
+        kept = tu_network_keep(header, data, bytes, parcel);
+    if (kept == NULL) {
+        tu_network_lost(network, header->from,
+                        peer->orphaned <= TU_NETWORK_ORPHANS_MOST
+                            ? "there was no memory for its messages"
+                            : "it sent more than 128 MiB to groups that this rank has not used yet");
+        return false;
+    }
+    peer->orphaned += tu_network_orphan_cost(kept);
+    *network->orphans_end = kept;
+    network->orphans_end = &kept->next;
+    return true;
+}
+
 static bool arrived(void *owner, const void *bytes_of_header, size_t header_bytes, const void *data, size_t bytes,
                     void *parcel) {
     tu_network *network = owner;
@@ -211,7 +248,7 @@ static bool arrived(void *owner, const void *bytes_of_header, size_t header_byte
     }
     if (header.kind == TU_NETWORK_FENCED) {
         if (header.sequence == LAST_QUESTION)
-            network->peers[header.from].parted = true;
+            network->peers[header.from].parted = header.offset == network->door;
         else
             tu_network_fence_arrived(network, header.from, header.offset);
         return false;
@@ -221,11 +258,7 @@ static bool arrived(void *owner, const void *bytes_of_header, size_t header_byte
         side = side->next;
     if (side != NULL)
         return tu_network_group_arrived(side, &header, data, bytes, parcel);
-    tu_network_kept **last = &network->orphans, *kept = tu_network_keep(&header, data, bytes, parcel);
-    while (*last != NULL)
-        last = &(*last)->next;
-    *last = kept;
-    return kept != NULL;
+    return orphaned(network, &header, data, bytes, parcel);
 }
 
 static void sent(void *owner, void *token, bool good) {
@@ -369,6 +402,7 @@ static tutti_status make_network(void *owner, void **made) {
     if (network == NULL)
         return tu_error_memory("the network of a world", sizeof *network);
     network->world = world;
+    network->orphans_end = &network->orphans;
     pthread_mutex_init(&network->lock, NULL);
     pthread_mutex_init(&network->looking, NULL);
     pthread_condattr_t attributes;
@@ -433,7 +467,7 @@ static void take_leave(tu_network *network, int64_t deadline) {
     for (int rank = 0; rank < network->world->size; rank++) {
         tu_network_own(network, rank, TU_NETWORK_GOODBYE, 0, 0, 0, NULL, NULL, 0);
         if (network->peers[rank].heard)
-            tu_network_own(network, rank, TU_NETWORK_FENCE, 0, LAST_QUESTION, 0, NULL, NULL, 0);
+            tu_network_own(network, rank, TU_NETWORK_FENCE, 0, LAST_QUESTION, network->door, NULL, NULL, 0);
     }
     tu_network_drive(network);
     while (somebody_reads(network) && tu_clock_now() < deadline) {

@@ -467,13 +467,15 @@ static void free_side(tu_network_group *side) {
 static void adopt_orphans(tu_network_group *side) {
     tu_network *network = side->network;
     tu_network_kept **last = &side->kept;
-    for (tu_network_kept **link = &network->orphans, *kept; (kept = *link) != NULL;) {
+    tu_network_kept **link = &network->orphans;
+    for (tu_network_kept *kept; (kept = *link) != NULL;) {
         if (kept->header.key != side->group->key) {
             link = &kept->next;
             continue;
         }
         *link = kept->next;
         kept->next = NULL;
+        network->peers[kept->header.from].orphaned -= tu_network_orphan_cost(kept);
         if (kept->header.kind == TU_NETWORK_LETTER && side->member_of[kept->header.from] >= 0) {
             tu_network_letter_keep(side, side->member_of[kept->header.from], kept);
         } else if (kept->header.kind == TU_NETWORK_ENDED || side->member_of[kept->header.from] < 0) {
@@ -484,6 +486,7 @@ static void adopt_orphans(tu_network_group *side) {
             last = &kept->next;
         }
     }
+    network->orphans_end = link;
 }
 
 static tutti_status make_side(void *owner, void **made) {
@@ -531,6 +534,7 @@ static void end_side(void *argument) {
     while (*link != side)
         link = &(*link)->next;
     *link = side->next;
+    network->closed[network->closed_count++ % TU_NETWORK_CLOSED] = side->group->key;
     for (tu_network_window *window = side->windows; window != NULL; window = window->next)
         window->side = NULL; /* of handles that go with the group, after this */
     while (side->kept != NULL) {

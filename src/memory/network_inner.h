@@ -47,6 +47,11 @@ typedef struct tu_network_kept {
     size_t bytes;
 } tu_network_kept;
 
+/* Bytes of one rank for groups that have no side here yet. A sender is at most a window ahead in each group; whoever
+ * sends more sends to many groups of which this rank has used none. */
+#define TU_NETWORK_ORPHANS_MOST ((uint64_t)128 << 20)
+#define TU_NETWORK_CLOSED 1024
+
 typedef struct tu_network_peer {
     bool known, connected, lost, gone;
     bool heard;  /* something came from it, so it is connected to this rank */
@@ -56,6 +61,7 @@ typedef struct tu_network_peer {
     size_t address_bytes;
     unsigned char *address;
     char why[160];
+    uint64_t orphaned;             /* bytes that it has among the orphans */
     uint64_t puts, asked, arrived; /* puts to it; up to which it was asked whether they arrived, and said so */
 } tu_network_peer;
 
@@ -69,12 +75,15 @@ struct tu_network {
     pthread_mutex_t looking; /* one thread at a time looks up and connects */
     tu_network_peer *peers;  /* by world rank */
     tu_network_group *groups;
-    tu_network_kept *orphans; /* for groups that have no side here yet, in the order in which they came */
-    int callers;              /* threads in an operation: between tu_network_enter and tu_network_leave */
-    uint64_t drives;          /* how often somebody has driven it */
-    int sleepers, bell;       /* threads that sleep on the descriptor and on this eventfd */
-    bool stirred;             /* something came or left since the last look */
-    bool settling;            /* a group has something to send on */
+    tu_network_kept *orphans,
+        **orphans_end;                  /* for groups that have no side here yet, in the order in which they came */
+    uint64_t closed[TU_NETWORK_CLOSED]; /* keys of the groups whose sides ended last: what comes is for nobody */
+    unsigned closed_count;
+    int callers;        /* threads in an operation: between tu_network_enter and tu_network_leave */
+    uint64_t drives;    /* how often somebody has driven it */
+    int sleepers, bell; /* threads that sleep on the descriptor and on this eventfd */
+    bool stirred;       /* something came or left since the last look */
+    bool settling;      /* a group has something to send on */
     bool ending, napping;
     uint64_t tokens; /* the last that was given to a get */
     pthread_t thread;
@@ -133,6 +142,7 @@ void tu_network_own_send(tu_network *network, tu_dispatch *dispatch, const tu_ne
 void tu_network_fragment(tu_network *network, tu_dispatch *dispatch, const tu_network_header *header, const void *data,
                          size_t bytes);
 void tu_network_free_kept(tu_network *network, tu_network_kept *kept);
+uint64_t tu_network_orphan_cost(const tu_network_kept *kept);
 /* What came for a group; true: the data is kept until tu_network_free_kept. */
 bool tu_network_group_arrived(tu_network_group *side, const tu_network_header *header, const void *data, size_t bytes,
                               void *parcel);

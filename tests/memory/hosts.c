@@ -644,6 +644,51 @@ TEST(a_message_that_nobody_received_goes_with_its_group) {
     on_hosts(one_each, 2, end_with_a_letter);
 }
 
+/* ---- messages for groups that this rank does not know ---- */
+
+static void send_letter(tu_network *network, uint64_t key, size_t bytes) {
+    static unsigned char data[TU_LETTER_BYTES];
+    pthread_mutex_lock(&network->lock);
+    tu_network_own(network, 1, TU_NETWORK_LETTER, key, 0, 0, NULL, data, bytes);
+    tu_network_drive(network);
+    pthread_mutex_unlock(&network->lock);
+}
+
+static void letters_for_a_closed_group(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world), *other;
+    tu_network_group *side;
+    CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &other));
+    CHECK_OK(tutti_barrier(other, NULL));
+    CHECK_OK(tu_network_group_get(group, &side));
+    uint64_t key = other->key;
+    CHECK_OK(tutti_group_destroy(other));
+    tutti_group_release(other);
+    CHECK_OK(tutti_barrier(group, NULL));
+    for (int i = 0; i < 10 && tutti_group_rank(group) == 0; i++)
+        send_letter(side->network, key, 1000);
+    CHECK_OK(tutti_barrier(group, NULL)); /* they have come */
+    pthread_mutex_lock(&side->network->lock);
+    CHECK(side->network->orphans == NULL);
+    pthread_mutex_unlock(&side->network->lock);
+}
+
+static void too_many_letters(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    tu_network_group *side;
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_OK(tu_network_group_get(group, &side));
+    for (size_t i = 0; i < TU_NETWORK_ORPHANS_MOST / TU_LETTER_BYTES + 2 && tutti_group_rank(group) == 0; i++)
+        send_letter(side->network, i, TU_LETTER_BYTES);
+    int value, other = 1 - tutti_group_rank(group);
+    CHECK_STATUS(tutti_recv(group, &value, 1, TUTTI_I32, other, 0, NULL), TUTTI_ERROR_DEAD);
+    CHECK(strstr(tutti_error_message(), "groups that this rank has not used") != NULL);
+}
+
+TEST(messages_for_unknown_groups_are_kept_up_to_a_limit_and_for_closed_ones_not) {
+    on_hosts(one_each, 2, letters_for_a_closed_group);
+    on_hosts(one_each, 2, too_many_letters);
+}
+
 /* ---- the end of a world ---- */
 
 #define ANSWERS 48
