@@ -199,7 +199,7 @@ static void run_joined(const piece *now, const tu_action *action) {
     tu_joined_step steps[TU_NEST_JOINED];
     const void *from = input_of(now, lines, 0);
     for (int i = 0; i < action->end - action->line; i++) {
-        int side = i == 0 ? 0 : tu_line_goes_on(nest, &lines[i - 1], &lines[i]);
+        int side = i > 0 && lines[i].in_count > 1 && lines[i].in[1] == lines[i - 1].out; /* it takes that once */
         steps[i] = (tu_joined_step){ .number = lines[i].vertex->entry->pointwise,
                                      .side = side,
                                      .other = lines[i].in_count > 1 ? input_of(now, &lines[i], 1 - side) : from,
