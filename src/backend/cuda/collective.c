@@ -155,8 +155,11 @@ static tutti_status await_launches(tu_cuda_collective *collective, const tu_devi
             hold_message(collective, task);
         return status;
     }
-    tutti_status others = keep_step(collective, &collective->step->launched, deadline); /* counted in any case */
-    return status != TUTTI_OK ? status : others;
+    if (status == TUTTI_OK)
+        return keep_step(collective, &collective->step->launched, deadline);
+    /* Counted in any case. But the others' launches may wait for what this rank did not launch: the group ends now. */
+    atomic_fetch_add_explicit(&collective->step->launched, 1, memory_order_acq_rel);
+    return status;
 }
 
 /* Kernels of ranks that are processes overlap where all are on this device: peers then hear of what the kernel in front

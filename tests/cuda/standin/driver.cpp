@@ -82,6 +82,36 @@ static bool fails_in(const char *function) {
     return failing == function && failing_after > 0 && --failing_after == 0;
 }
 
+/* Whichever function this thread calls the nth time from now fails, but for those that give something back: the number
+ * of calls that are left until then, 0 when it has failed. */
+static thread_local int calls_left;
+static thread_local bool counts_calls;
+static thread_local std::vector<void *> calls_made; /* since standin_fail_call */
+extern "C" __attribute__((visibility("default"))) void standin_fail_call(int nth) {
+    calls_left = nth;
+    counts_calls = nth > 0;
+    calls_made.clear();
+}
+extern "C" __attribute__((visibility("default"))) int standin_calls_left(void) {
+    return calls_left;
+}
+template <auto function> struct counted;
+template <class... Given, CUresult (*function)(Given...)> struct counted<function> {
+    static CUresult call(Given... given) {
+        if (counts_calls)
+            calls_made.push_back((void *)call);
+        if (counts_calls && calls_left > 0 && --calls_left == 0)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        return function(given...);
+    }
+};
+
+/* Streams, events, pinned pieces, ranges of addresses and modules that were not given back. */
+static std::atomic<int> objects;
+extern "C" __attribute__((visibility("default"))) int standin_objects(void) {
+    return objects;
+}
+
 static CUresult init(unsigned) {
     return CUDA_SUCCESS;
 }
@@ -201,10 +231,12 @@ static CUresult free_memory(CUdeviceptr address) {
 }
 static CUresult allocate_host(void **data, size_t bytes, unsigned) {
     *data = aligned_alloc(512, (bytes + 511) / 512 * 512);
+    objects++;
     return *data != nullptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 static CUresult free_host(void *data) {
     free(data);
+    objects--;
     return CUDA_SUCCESS;
 }
 static CUresult device_pointer(CUdeviceptr *here, void *data, unsigned) {
@@ -243,6 +275,7 @@ static CUresult reserve(CUdeviceptr *address, size_t bytes, size_t alignment, CU
         munmap(all, (size_t)(begin - all));
     munmap(begin + bytes, (size_t)(all + aligned - begin));
     *address = (CUdeviceptr)(uintptr_t)begin;
+    objects++;
     return CUDA_SUCCESS;
 }
 extern "C" __attribute__((visibility("default"))) int standin_mappings(void) {
@@ -250,6 +283,7 @@ extern "C" __attribute__((visibility("default"))) int standin_mappings(void) {
     return (int)mapped.size();
 }
 static CUresult unreserve(CUdeviceptr address, size_t bytes) {
+    objects--;
     return munmap((void *)(uintptr_t)address, bytes) == 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 static CUresult map_memory(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
@@ -425,6 +459,7 @@ static CUresult write_word(CUstream stream, CUdeviceptr to, uint32_t value, unsi
 
 static CUresult make_stream(CUstream *stream, unsigned) {
     *stream = (CUstream) new stream_state;
+    objects++;
     return CUDA_SUCCESS;
 }
 static CUresult make_stream_of(CUstream *stream, unsigned flags, int) {
@@ -432,6 +467,7 @@ static CUresult make_stream_of(CUstream *stream, unsigned flags, int) {
 }
 static CUresult end_stream(CUstream stream) {
     delete (stream_state *)stream;
+    objects--;
     return CUDA_SUCCESS;
 }
 static CUresult stream_id(CUstream stream, unsigned long long *id) {
@@ -510,6 +546,7 @@ static CUresult wait_event(CUstream stream, CUevent event, unsigned) {
 }
 static CUresult make_event(CUevent *event, unsigned) {
     *event = (CUevent) new event_state;
+    objects++;
     return CUDA_SUCCESS;
 }
 static CUresult record(CUevent event, CUstream stream) {
@@ -531,6 +568,7 @@ static CUresult of_event(CUevent) {
 }
 static CUresult end_event(CUevent event) {
     delete (event_state *)event;
+    objects--;
     return CUDA_SUCCESS;
 }
 static CUresult synchronize(void) {
@@ -676,76 +714,84 @@ static const struct {
     const char *name;
     void *function;
 } known[] = {
-    { "cuInit", (void *)init },
-    { "cuDriverGetVersion", (void *)version },
-    { "cuDeviceGet", (void *)device },
-    { "cuDeviceGetCount", (void *)count },
-    { "cuDeviceGetAttribute", (void *)attribute },
-    { "cuDevicePrimaryCtxRetain", (void *)retain },
+    { "cuInit", (void *)counted<init>::call },
+    { "cuDriverGetVersion", (void *)counted<version>::call },
+    { "cuDeviceGet", (void *)counted<device>::call },
+    { "cuDeviceGetCount", (void *)counted<count>::call },
+    { "cuDeviceGetAttribute", (void *)counted<attribute>::call },
+    { "cuDevicePrimaryCtxRetain", (void *)counted<retain>::call },
     { "cuDevicePrimaryCtxRelease", (void *)release },
-    { "cuCtxGetCurrent", (void *)current },
-    { "cuCtxGetDevice", (void *)current_device },
-    { "cuCtxPushCurrent", (void *)push },
+    { "cuCtxGetCurrent", (void *)counted<current>::call },
+    { "cuCtxGetDevice", (void *)counted<current_device>::call },
+    { "cuCtxPushCurrent", (void *)counted<push>::call },
     { "cuCtxPopCurrent", (void *)pop },
     { "cuCtxSynchronize", (void *)synchronize },
     { "cuGetErrorName", (void *)error_name },
     { "cuGetErrorString", (void *)error_name },
-    { "cuMemAlloc", (void *)allocate },
+    { "cuMemAlloc", (void *)counted<allocate>::call },
     { "cuMemFree", (void *)free_memory },
-    { "cuMemHostAlloc", (void *)allocate_host },
+    { "cuMemHostAlloc", (void *)counted<allocate_host>::call },
     { "cuMemFreeHost", (void *)free_host },
-    { "cuMemHostGetDevicePointer", (void *)device_pointer },
-    { "cuMemcpyAsync", (void *)copy },
-    { "cuMemsetD8Async", (void *)clear },
-    { "cuStreamCreate", (void *)make_stream },
+    { "cuMemHostGetDevicePointer", (void *)counted<device_pointer>::call },
+    { "cuMemcpyAsync", (void *)counted<copy>::call },
+    { "cuMemsetD8Async", (void *)counted<clear>::call },
+    { "cuStreamCreate", (void *)counted<make_stream>::call },
     { "cuStreamDestroy", (void *)end_stream },
-    { "cuStreamSynchronize", (void *)of_stream },
+    { "cuStreamSynchronize", (void *)counted<of_stream>::call },
     { "cuStreamQuery", (void *)query_stream },
-    { "cuStreamWaitEvent", (void *)wait_event },
-    { "cuEventCreate", (void *)make_event },
-    { "cuEventRecord", (void *)record },
-    { "cuEventQuery", (void *)query },
-    { "cuEventSynchronize", (void *)of_event },
+    { "cuStreamWaitEvent", (void *)counted<wait_event>::call },
+    { "cuEventCreate", (void *)counted<make_event>::call },
+    { "cuEventRecord", (void *)counted<record>::call },
+    { "cuEventQuery", (void *)counted<query>::call },
+    { "cuEventSynchronize", (void *)counted<of_event>::call },
     { "cuEventDestroy", (void *)end_event },
-    { "cuModuleLoadData", (void *)load },
+    { "cuModuleLoadData", (void *)counted<load>::call },
     { "cuModuleUnload", (void *)unload },
-    { "cuModuleGetFunction", (void *)find },
-    { "cuLaunchKernel", (void *)launch },
-    { "cuFuncSetAttribute", (void *)set_attribute },
-    { "cuLaunchKernelEx", (void *)launch_with },
-    { "cuDeviceGetUuid", (void *)uuid },
-    { "cuDeviceGetPCIBusId", (void *)bus },
-    { "cuCtxSetCurrent", (void *)set_context },
-    { "cuMemGetAllocationGranularity", (void *)granularity },
-    { "cuMemCreate", (void *)create_memory },
+    { "cuModuleGetFunction", (void *)counted<find>::call },
+    { "cuLaunchKernel", (void *)counted<launch>::call },
+    { "cuFuncSetAttribute", (void *)counted<set_attribute>::call },
+    { "cuLaunchKernelEx", (void *)counted<launch_with>::call },
+    { "cuDeviceGetUuid", (void *)counted<uuid>::call },
+    { "cuDeviceGetPCIBusId", (void *)counted<bus>::call },
+    { "cuCtxSetCurrent", (void *)counted<set_context>::call },
+    { "cuMemGetAllocationGranularity", (void *)counted<granularity>::call },
+    { "cuMemCreate", (void *)counted<create_memory>::call },
     { "cuMemRelease", (void *)release_memory },
-    { "cuMemAddressReserve", (void *)reserve },
+    { "cuMemAddressReserve", (void *)counted<reserve>::call },
     { "cuMemAddressFree", (void *)unreserve },
-    { "cuMemMap", (void *)map_memory },
+    { "cuMemMap", (void *)counted<map_memory>::call },
     { "cuMemUnmap", (void *)unmap_memory },
-    { "cuMemSetAccess", (void *)set_access },
-    { "cuMemExportToShareableHandle", (void *)export_memory },
-    { "cuMemImportFromShareableHandle", (void *)import_memory },
-    { "cuMemRetainAllocationHandle", (void *)retain_memory },
-    { "cuMemGetAddressRange", (void *)address_range },
-    { "cuMemcpyHtoDAsync", (void *)copy_in },
-    { "cuMemcpyDtoHAsync", (void *)copy_out },
-    { "cuMemsetD32Async", (void *)clear_words },
-    { "cuPointerGetAttributes", (void *)pointer_attributes },
-    { "cuStreamCreateWithPriority", (void *)make_stream_of },
-    { "cuStreamGetId", (void *)stream_id },
-    { "cuStreamGetCaptureInfo", (void *)capture_info },
-    { "cuStreamBeginCapture", (void *)begin_capture },
-    { "cuStreamEndCapture", (void *)end_capture },
-    { "cuThreadExchangeStreamCaptureMode", (void *)exchange_mode },
-    { "cuGraphInstantiateWithFlags", (void *)instantiate },
-    { "cuGraphLaunch", (void *)launch_graph },
+    { "cuMemSetAccess", (void *)counted<set_access>::call },
+    { "cuMemExportToShareableHandle", (void *)counted<export_memory>::call },
+    { "cuMemImportFromShareableHandle", (void *)counted<import_memory>::call },
+    { "cuMemRetainAllocationHandle", (void *)counted<retain_memory>::call },
+    { "cuMemGetAddressRange", (void *)counted<address_range>::call },
+    { "cuMemcpyHtoDAsync", (void *)counted<copy_in>::call },
+    { "cuMemcpyDtoHAsync", (void *)counted<copy_out>::call },
+    { "cuMemsetD32Async", (void *)counted<clear_words>::call },
+    { "cuPointerGetAttributes", (void *)counted<pointer_attributes>::call },
+    { "cuStreamCreateWithPriority", (void *)counted<make_stream_of>::call },
+    { "cuStreamGetId", (void *)counted<stream_id>::call },
+    { "cuStreamGetCaptureInfo", (void *)counted<capture_info>::call },
+    { "cuStreamBeginCapture", (void *)counted<begin_capture>::call },
+    { "cuStreamEndCapture", (void *)counted<end_capture>::call },
+    { "cuThreadExchangeStreamCaptureMode", (void *)counted<exchange_mode>::call },
+    { "cuGraphInstantiateWithFlags", (void *)counted<instantiate>::call },
+    { "cuGraphLaunch", (void *)counted<launch_graph>::call },
     { "cuGraphExecDestroy", (void *)end_runnable },
     { "cuGraphDestroy", (void *)end_graph },
-    { "cuStreamWriteValue32", (void *)write_word },
-    { "cuFuncLoad", (void *)load_function },
-    { "cuOccupancyMaxActiveBlocksPerMultiprocessor", (void *)occupancy },
+    { "cuStreamWriteValue32", (void *)counted<write_word>::call },
+    { "cuFuncLoad", (void *)counted<load_function>::call },
+    { "cuOccupancyMaxActiveBlocksPerMultiprocessor", (void *)counted<occupancy>::call },
 };
+
+/* The function that this thread called the nth time; NULL: it has not made so many calls. */
+extern "C" __attribute__((visibility("default"))) const char *standin_call_made(int nth) {
+    for (const auto &each : known)
+        if (nth > 0 && (size_t)nth <= calls_made.size() && each.function == calls_made[(size_t)nth - 1])
+            return each.name;
+    return nullptr;
+}
 
 /* Everything that is not among them. */
 static CUresult other(void) {
