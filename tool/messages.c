@@ -161,6 +161,21 @@ static const flight *recorder_of(const flight_job *job, uint64_t key, int rank) 
     return NULL;
 }
 
+static bool fits(const message *sent, const message *receive) {
+    const tu_operation_info *one = &sent->entry->info, *other = &receive->entry->info;
+    return one->dtype == other->dtype && one->count <= other->count;
+}
+
+/* Of one that failed because the ranks disagree: the other side's call for the same pair and tag, which it does not
+ * fit.
+ */
+static const message *find_unlike(const message *waiting, const message *list, size_t count) {
+    for (size_t i = 0; waiting->entry->status == TUTTI_ERROR_MISMATCH && i < count; i++)
+        if (!list[i].paired && list[i].sent != waiting->sent && same_pair(waiting, &list[i]))
+            return (waiting->sent ? fits(waiting, &list[i]) : fits(&list[i], waiting)) ? NULL : &list[i];
+    return NULL;
+}
+
 static void tell(const flight_job *job, const message *waiting, const message *list, size_t count, finding *found) {
     const tu_record_view *entry = waiting->entry;
     int other = waiting->sent ? waiting->to : waiting->from;
@@ -171,6 +186,13 @@ static void tell(const flight_job *job, const message *waiting, const message *l
                    since, what);
     if (!entry->running)
         finding_append(found, ", which failed (%s)", tutti_status_name(entry->status));
+    const message *unlike = find_unlike(waiting, list, count);
+    if (unlike != NULL) {
+        finding_append(found, ": rank %d %s ", other, waiting->sent ? "receives at most" : "sent");
+        tell_elements(&unlike->entry->info, found);
+        finding_append(found, ". A message must fit into its receive, and be of its type.");
+        return;
+    }
     if (waiting->sent)
         finding_append(found, ": rank %d has not received it", other);
     else if (other >= 0)

@@ -14,6 +14,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
 from cases import LIMIT, TUTTI, children_of, contains, equal, main, test, wait_for  # noqa: E402
 
+MISMATCH = 14  # TUTTI_ERROR_MISMATCH
 JOB = os.path.join(os.environ["TEST_BUILD"], "tests", "support", "job")
 
 
@@ -200,10 +201,10 @@ def messages_that_nobody_received_are_listed():
                  "from rank 1 to rank 0 with tag 9 (1 element of i32)")
 
 
-def write_recorder(folder, rank, first, messages):
+def write_recorder(folder, rank, first, messages, **different):
     """A recorder of which the first operation that it still has is `first`; `messages`: operation, other rank."""
     entries = [{"id": first + i, "group": "7", "operation": operation, "sequence": first + i, "count": 1, "dtype": "f32", "root": root, "tag": 3,
-                "created_ns": i, "ended_ns": i + 1, "state": "completed", "status": 0} for i, (operation, root) in enumerate(messages)]
+                "created_ns": i, "ended_ns": i + 1, "state": "completed", "status": 0, **different} for i, (operation, root) in enumerate(messages)]
     document = {"tutti_flight_recorder": 1, "job": "abc", "world": "w", "rank": rank, "size": 3, "pid": 10 + rank, "state": "alive", "written_ns": 10 ** 9,
                 "groups": [{"key": "7", "name": "0", "size": 3, "ranks": [0, 1, 2]}], "entries": entries}
     with open(os.path.join(folder, f"{rank}.json"), "w") as file:
@@ -225,6 +226,17 @@ def a_recorder_that_forgot_or_is_missing_makes_no_message_unreceived():
         contains(output, "messages are paired only where they go back to the first")
         os.unlink(os.path.join(folder, "1.json"))
         assert "not received" not in tutti("trace", folder)[1], output
+
+
+@test
+def a_message_that_does_not_fit_is_told_as_sent():
+    with tempfile.TemporaryDirectory() as folder:
+        write_recorder(folder, 0, 1, [("send", 1)], count=10)
+        write_recorder(folder, 1, 1, [("recv", 0)], count=4, status=MISMATCH)
+        status, output, _ = tutti("trace", folder)
+        equal(status, 1)
+        contains(output, "which failed (TUTTI_ERROR_MISMATCH): rank 0 sent 10 elements of f32. A message must fit into its receive")
+        assert "has not sent" not in output, output
 
 
 @test
