@@ -25,9 +25,38 @@
 
 /* ---- launching ---- */
 
-/* A kernel of this backend; `words` is part of its arguments. */
+/* An exchange as the host describes it: what goes to and comes from each member. */
+typedef struct exchange {
+    tu_nvshmem_side in, out;
+    uint64_t value;
+    tu_nvshmem_piece to[TU_CUDA_RANKS], from[TU_CUDA_RANKS];
+} exchange;
+
+/* Lists that do not fit the arguments travel on the stream, before the kernel and behind what other streams
+ * have of the group, which may still read the last ones. */
+static tutti_status send_lists(tu_nvshmem_apart *apart, const tu_device_task *task, const exchange *exchange) {
+    tu_nvshmem *nvshmem = apart->nvshmem;
+    const tu_cuda_driver *driver = &nvshmem->cuda.driver;
+    size_t bytes = (size_t)apart->size * sizeof *exchange->to;
+    if (apart->capture != 0)
+        return nvshmem->cuda.host->error(TUTTI_ERROR_UNSUPPORTED,
+                                         "%s: with more than %d ranks its parts cannot be captured into a graph",
+                                         task->name, TU_CUDA_LISTED);
+    tutti_status status = tu_cuda_enter(&nvshmem->cuda, nvshmem->device);
+    if (status != TUTTI_OK)
+        return status;
+    CUresult result = driver->cuMemcpyHtoDAsync(apart->lists, exchange->to, bytes, task->stream);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuMemcpyHtoDAsync(apart->lists + bytes, exchange->from, bytes, task->stream);
+    tu_cuda_leave(&nvshmem->cuda);
+    return result == CUDA_SUCCESS ? TUTTI_OK
+                                  : tu_cuda_error(&nvshmem->cuda, result, "sending the parts of a collective");
+}
+
+/* A kernel of this backend; `words` is part of its arguments. `listed`: what it reads from apart->lists; NULL: nothing
+ * new. */
 static tutti_status launch(tu_nvshmem_apart *apart, const tu_device_task *task, tu_nvshmem_kernel kernel,
-                           unsigned blocks, void *args, tu_cuda_group_words *words) {
+                           unsigned blocks, void *args, tu_cuda_group_words *words, const exchange *listed) {
     tu_nvshmem *nvshmem = apart->nvshmem;
     void *parameters[] = { args };
     tu_cuda_order order;
@@ -39,8 +68,11 @@ static tutti_status launch(tu_nvshmem_apart *apart, const tu_device_task *task, 
                                  task->sequence, &order);
     if (status == TUTTI_OK) {
         *words = order.words;
-        CUresult result = nvshmem->cuda.driver.cuLaunchKernel(nvshmem->kernels[kernel], blocks, 1, 1, TU_CUDA_THREADS,
-                                                              1, 1, 0, task->stream, parameters, NULL);
+        status = listed != NULL ? send_lists(apart, task, listed) : TUTTI_OK;
+        CUresult result = status != TUTTI_OK ? CUDA_SUCCESS
+                                             : nvshmem->cuda.driver.cuLaunchKernel(nvshmem->kernels[kernel], blocks, 1,
+                                                                                   1, TU_CUDA_THREADS, 1, 1, 0,
+                                                                                   task->stream, parameters, NULL);
         if (result != CUDA_SUCCESS)
             status = tu_cuda_error(&nvshmem->cuda, result, task->name);
         tu_cuda_order_end(&order, status == TUTTI_OK ? blocks : 0);
@@ -68,13 +100,6 @@ static tutti_status launch_local(tu_nvshmem_apart *apart, const tu_device_task *
 }
 
 /* ---- exchanges ---- */
-
-/* An exchange as the host describes it: what goes to and comes from each member. */
-typedef struct exchange {
-    tu_nvshmem_side in, out;
-    uint64_t value;
-    tu_nvshmem_piece to[TU_CUDA_RANKS], from[TU_CUDA_RANKS];
-} exchange;
 
 static tu_nvshmem_exchange_args arguments(const tu_nvshmem_apart *apart, const tu_device_task *task) {
     return (tu_nvshmem_exchange_args){ .members = apart->members,
@@ -104,49 +129,28 @@ static bool lies_in_heap(const tu_nvshmem_apart *apart, const exchange *exchange
     return inside;
 }
 
-/* Lists that do not fit the arguments travel on the stream, before the kernel. */
-static tutti_status send_lists(tu_nvshmem_apart *apart, const tu_device_task *task, const exchange *exchange) {
-    tu_nvshmem *nvshmem = apart->nvshmem;
-    const tu_cuda_driver *driver = &nvshmem->cuda.driver;
-    size_t bytes = (size_t)apart->size * sizeof *exchange->to;
-    if (apart->capture != 0)
-        return nvshmem->cuda.host->error(TUTTI_ERROR_UNSUPPORTED,
-                                         "%s: with more than %d ranks its parts cannot be captured into a graph",
-                                         task->name, TU_CUDA_LISTED);
-    tutti_status status = tu_cuda_enter(&nvshmem->cuda, nvshmem->device);
-    if (status != TUTTI_OK)
-        return status;
-    CUresult result = driver->cuMemcpyHtoDAsync(apart->lists, exchange->to, bytes, task->stream);
-    if (result == CUDA_SUCCESS)
-        result = driver->cuMemcpyHtoDAsync(apart->lists + bytes, exchange->from, bytes, task->stream);
-    tu_cuda_leave(&nvshmem->cuda);
-    return result == CUDA_SUCCESS ? TUTTI_OK
-                                  : tu_cuda_error(&nvshmem->cuda, result, "sending the parts of a collective");
-}
-
 static tutti_status run_exchange(tu_nvshmem_apart *apart, const tu_device_task *task, const exchange *exchange) {
     tu_nvshmem_exchange_args args = arguments(apart, task);
-    tutti_status status = TUTTI_OK;
+    bool listed = apart->size > TU_CUDA_LISTED;
     args.in = exchange->in;
     args.out = exchange->out;
     args.value = exchange->value;
     args.pieces = 1;
     /* What arrives may come over what is still to be put, where both are one buffer. */
     args.in_heap = exchange->in.base != exchange->out.base && lies_in_heap(apart, exchange);
-    if (apart->size <= TU_CUDA_LISTED) {
+    if (listed) {
+        args.more = apart->lists;
+    } else {
         memcpy(args.list[0], exchange->to, (size_t)apart->size * sizeof *exchange->to);
         memcpy(args.list[1], exchange->from, (size_t)apart->size * sizeof *exchange->from);
-    } else {
-        args.more = apart->lists;
-        status = send_lists(apart, task, exchange);
     }
-    return status == TUTTI_OK ? launch(apart, task, TU_NVSHMEM_EXCHANGE, blocks_of(apart), &args, &args.group) : status;
+    return launch(apart, task, TU_NVSHMEM_EXCHANGE, blocks_of(apart), &args, &args.group, listed ? exchange : NULL);
 }
 
 /* All meet. */
 static tutti_status run_barrier(tu_nvshmem_apart *apart, const tu_device_task *task) {
     tu_nvshmem_exchange_args args = arguments(apart, task);
-    return launch(apart, task, TU_NVSHMEM_EXCHANGE, blocks_of(apart), &args, &args.group);
+    return launch(apart, task, TU_NVSHMEM_EXCHANGE, blocks_of(apart), &args, &args.group, NULL);
 }
 
 /* ---- in place ---- */
@@ -435,7 +439,7 @@ static tutti_status plan_rows(tu_nvshmem_apart *apart, const tu_device_task *tas
                                   .form = task->form,
                                   .rank = apart->rank,
                                   .size = apart->size };
-    return launch(apart, task, TU_NVSHMEM_PLAN, 1, &args, &args.group);
+    return launch(apart, task, TU_NVSHMEM_PLAN, 1, &args, &args.group, NULL);
 }
 
 static tutti_status run_rows(tu_nvshmem_apart *apart, tu_device_task *task, exchange *exchange) {
@@ -452,7 +456,8 @@ static tutti_status run_rows(tu_nvshmem_apart *apart, tu_device_task *task, exch
     args.out.base = (uint64_t)(uintptr_t)task->out;
     args.pieces = task->experts;
     args.more = apart->lists;
-    return status == TUTTI_OK ? launch(apart, task, TU_NVSHMEM_EXCHANGE, blocks_of(apart), &args, &args.group) : status;
+    return status == TUTTI_OK ? launch(apart, task, TU_NVSHMEM_EXCHANGE, blocks_of(apart), &args, &args.group, NULL)
+                              : status;
 }
 
 /* ---- tiles ---- */
@@ -479,7 +484,7 @@ static tutti_status take(tu_nvshmem_apart *apart, const tu_device_task *task, in
         }
         uint64_t wanted = rows * args.count;
         status = launch(apart, task, TU_NVSHMEM_TAKE, (unsigned)(wanted < MOST_BLOCKS ? wanted : MOST_BLOCKS), &args,
-                        &args.group);
+                        &args.group, NULL);
     }
     return status;
 }
@@ -550,7 +555,7 @@ static tutti_status run_message(tu_nvshmem_apart *apart, const tu_device_task *t
     bytes->row = task->block_bytes;
     bytes->pitch = task->stride_bytes;
     args.list[is_send ? 0 : 1][0] = (tu_nvshmem_piece){ 0, task->count };
-    return launch(apart, task, TU_NVSHMEM_EXCHANGE, 1, &args, &args.group);
+    return launch(apart, task, TU_NVSHMEM_EXCHANGE, 1, &args, &args.group, NULL);
 }
 
 /* ---- running ---- */
