@@ -132,8 +132,9 @@ typedef struct tu_network_window {
 void tu_network_window_open(tu_network_group *side, tu_network_window *window);
 /* Nothing of the window is touched afterwards. */
 void tu_network_window_close(tu_network_window *window);
-/* Another number: what was sent to the old one is dropped. All members do so between two exchanges. */
-void tu_network_window_renew(tu_network_window *window);
+/* Opens a window that was closed under another number: what was sent to the old one is dropped. All members do so
+ * between two exchanges. */
+void tu_network_window_renew(tu_network_group *side, tu_network_window *window);
 
 /* Into a member's window. False: there is no room, or no way to it any more. At most TU_LETTER_BYTES. */
 bool tu_network_put(tu_network_group *side, int member, uint64_t number, uint64_t offset, const void *from,

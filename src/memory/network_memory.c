@@ -181,9 +181,12 @@ tutti_status tu_network_fence(tutti_group *group, const tu_operation_info *info)
             break;
         pthread_mutex_unlock(&network->lock);
         status = look_around(group, info, late, deadline);
+        bool lives = tu_world_rank_state(group->world, late, true) == TU_RANK_ALIVE;
         pthread_mutex_lock(&network->lock);
         if (status != TUTTI_OK)
             break;
+        if (!lives) /* as agents say, who may know before the connection does */
+            tu_network_fence_needless(network, late);
         tu_network_sleep(network, FENCE_SLEEP);
     }
     pthread_mutex_unlock(&network->lock);
@@ -241,10 +244,9 @@ void tu_network_window_close(tu_network_window *window) {
     pthread_mutex_unlock(&side->network->lock);
 }
 
-void tu_network_window_renew(tu_network_window *window) {
-    pthread_mutex_lock(&window->side->network->lock);
+void tu_network_window_renew(tu_network_group *side, tu_network_window *window) {
     window->number += RENEWAL;
-    pthread_mutex_unlock(&window->side->network->lock);
+    tu_network_window_open(side, window);
 }
 
 /* ---- what others do; with the lock held ---- */

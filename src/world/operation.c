@@ -286,8 +286,9 @@ static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns
         return status;
     if (tu_group_ended(group) || (!group->local && tu_group_overhear(group)))
         return tu_group_cause(group);
-    /* A put of another thread that is not counted yet is not before this. */
-    if (__builtin_expect(atomic_load_explicit(&world->unfenced, memory_order_relaxed) != 0, 0))
+    /* A put of another thread that is not counted yet is not before this; nor is a part's operation, but that of the
+     * whole. */
+    if (__builtin_expect(atomic_load_explicit(&world->unfenced, memory_order_relaxed) != 0, 0) && !group->part)
         status = fence_hosts(group, info);
     if (status != TUTTI_OK)
         return status;

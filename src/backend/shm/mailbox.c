@@ -152,14 +152,15 @@ void tu_shm_detach(tu_backend_peers *peers) {
 void tu_shm_reset(const tu_backend_peers *peers) {
     mailbox_local *local = peers->local;
     size_t bytes = tu_shm_area_bytes(peers->size, peers->channels);
-    if (local->network != NULL) { /* what was on its way does not arrive any more */
-        tu_network_window_renew(&local->window);
-        for (int member = 0; member < peers->size; member++)
-            if (is_far(peers, member))
-                memset(peers->areas->addresses[member], 0, bytes);
-    }
+    if (local->network != NULL) /* what was on its way does not arrive any more */
+        tu_network_window_close(&local->window);
+    for (int member = 0; member < peers->size && local->network != NULL; member++)
+        if (is_far(peers, member))
+            memset(peers->areas->addresses[member], 0, bytes);
     memset(peers->areas->addresses[peers->rank], 0, bytes);
     memset((void *)local->resume, 0, (size_t)peers->channels);
+    if (local->network != NULL)
+        tu_network_window_renew(local->network, &local->window);
 }
 
 static _Atomic uint8_t *sent_word(const tu_backend_peers *peers, int receiver, int sender, int channel) {
