@@ -431,15 +431,18 @@ static tutti_status make_network(void *owner, void **made) {
     return TUTTI_OK;
 }
 
-/* Whether somebody has not said yet that everything has come. One that closes its own world, or is lost, needs nothing;
- * one that never sent anything cannot answer, and there is nothing of it that could be unread. */
+/* Whether somebody has not said yet that everything has come. One that closes its own world needs nothing; one that
+ * never sent anything cannot answer, and there is nothing of it that could be unread. Where a connection broke, nobody
+ * is waited for: whatever was under way has failed. */
 static bool somebody_reads(const tu_network *network) {
+    bool any = false;
     for (int rank = 0; rank < network->world->size; rank++) {
         const tu_network_peer *peer = &network->peers[rank];
-        if (peer->connected && peer->heard && !peer->lost && !peer->gone && !peer->parted)
-            return true;
+        if (peer->lost && !peer->gone)
+            return false;
+        any = any || (peer->connected && peer->heard && !peer->gone && !peer->parted);
     }
-    return false;
+    return any;
 }
 
 static tutti_status look_once(tu_network *network, int rank);
