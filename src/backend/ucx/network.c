@@ -131,6 +131,10 @@ static tutti_status configure(network *network, const char *address, ucp_config_
     modify(network, *config, "TX_SEG_SIZE", SEGMENT);
     modify(network, *config, "RX_SEG_SIZE", SEGMENT);
     modify(network, *config, "KEEPALIVE_INTERVAL", "2s");
+    /* One event of the sockets at a time. Of several at once, the first may close the connection of the second, and UCX
+     * 1.13 ends the process by an assertion when it comes to that. */
+    if (getenv("UCX_TCP_MAX_POLL") == NULL)
+        modify(network, *config, "MAX_POLL", "1");
     return TUTTI_OK;
 }
 
