@@ -186,13 +186,13 @@ TEST(works_between_hosts_go_on_while_collectives_run) {
  * batch; 1 comes only after 2, on its host, has received. */
 static void one_comes_late(tutti_world *world) {
     tutti_group *group = tutti_world_group(world), *pair;
-    int rank = tutti_group_rank(group), value = 0;
+    int rank = tutti_group_rank(group), value = 0, values[] = { 0, 1, 2 };
     CHECK_OK(tutti_group_new(world, (int[]){ 1, 2 }, 2, NULL, &pair));
     if (rank == 0) {
         tutti_batch *batch;
         CHECK_OK(tutti_batch_begin(group, &batch));
         for (int to = 1; to < 3; to++)
-            CHECK_OK(tutti_send(group, &to, 1, TUTTI_I32, to, 0, TUTTI_OPTIONS(tutti_call, .batch = batch)));
+            CHECK_OK(tutti_send(group, &values[to], 1, TUTTI_I32, to, 0, TUTTI_OPTIONS(tutti_call, .batch = batch)));
         CHECK_OK(tutti_batch_end(batch, NULL));
     } else {
         if (rank == 2)
@@ -200,6 +200,7 @@ static void one_comes_late(tutti_world *world) {
         CHECK_OK(tutti_barrier(pair, NULL));
         if (rank == 1)
             CHECK_OK(tutti_recv(group, &value, 1, TUTTI_I32, 0, 0, NULL));
+        CHECK_EQ(value, rank);
     }
     tutti_group_release(pair);
 }
