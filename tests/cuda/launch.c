@@ -482,6 +482,8 @@ TEST_WORLD_THREADS(a_reduce_scatter_by_copy_engines_pushes_every_part_and_adds_u
     tu_device_task task = all_reduce(here, 4 * count, first);
     task.shape = TU_DEVICE_REDUCE_SCATTER;
     task.parts = parts;
+    task.out = (void *)(uintptr_t)(here->map.base + 16 * count); /* behind the input */
+    task.out_place.offset = 16 * count;
     task.copy_engines = true;
     CHECK_OK(tu_cuda_executor.run(&here->collective, &task));
     CHECK_EQ(copied, 8);
