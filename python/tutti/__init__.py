@@ -7,12 +7,28 @@
         x = numpy.full(4, world.rank, "f4")
         world.group.all_reduce(x)                # in place; the same bits on every rank
 """
+import importlib as _importlib
+
 from . import errors
 from ._interface import version as __version__
-from .errors import (AbortedError, ArgumentError, DeadError, DeadlineError, Error, GoneError, InterruptedCallError, MismatchError, NotFoundError,
-                     OutOfMemoryError, TypeMismatchError, UnsupportedError)
+from .errors import (AbortedError, ArgumentError, DeadError, DeadlineError, Error, FileMissingError, GoneError, InterruptedCallError, MismatchError,
+                     NotFoundError, OutOfMemoryError, RangeError, StateError, SystemCallError, TypeMismatchError, UnsupportedError)
 from .spawn import spawn
 from .world import Batch, Group, Memory, Peers, Store, Work, World
 
-__all__ = ["AbortedError", "ArgumentError", "Batch", "DeadError", "DeadlineError", "Error", "GoneError", "Group", "InterruptedCallError", "Memory",
-           "MismatchError", "NotFoundError", "OutOfMemoryError", "Peers", "Store", "TypeMismatchError", "UnsupportedError", "Work", "World", "errors", "spawn"]
+__all__ = ["AbortedError", "ArgumentError", "Batch", "DeadError", "DeadlineError", "Error", "FileMissingError", "GoneError", "Group", "InterruptedCallError", "Memory",
+           "MismatchError", "NotFoundError", "OutOfMemoryError", "Peers", "RangeError", "StateError", "Store", "SystemCallError", "TypeMismatchError", "UnsupportedError", "Work",
+           "World", "capture", "compile", "errors", "graph", "nn", "optim", "parallel", "spawn", "tensor"]
+_MODULES = ("graph", "nn", "optim", "parallel", "tensor")  # with the tensor library, which is loaded when it is first needed
+
+
+def __getattr__(name):
+    if name in _MODULES:
+        return _importlib.import_module("." + name, __name__)
+    if name in ("compile", "capture"):
+        return getattr(_importlib.import_module(".graph", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__():
+    return sorted({*globals(), *__all__})

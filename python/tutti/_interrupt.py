@@ -9,7 +9,8 @@ from ._library import lib
 
 _lock = threading.Lock()
 _main = threading.main_thread()
-_inside = None  # the world that the main thread waits in
+worlds = set()  # those of several ranks that are open; a call of the tensor library may wait for any of them
+_inside = None  # the worlds that the main thread waits in
 _interrupted = False
 _started = 0  # the process that has the thread
 
@@ -24,8 +25,8 @@ def _watch(read, forward):
             os.write(forward, numbers)
         if signal.SIGINT in numbers:
             with _lock:
-                if _inside is not None:
-                    lib.tutti_world_interrupt(_inside)
+                for world in _inside or ():
+                    lib.tutti_world_interrupt(world)
                     _interrupted = True
 
 
@@ -42,11 +43,20 @@ def start():
 
 
 def call(world, function, *arguments):
-    """Calls a function that may wait, and returns its status. A signal ends it, and raises what its handler raises."""
+    """Calls a function that may wait in that world, and returns its status. A signal ends it, and raises what its handler raises."""
+    return _call((world,) if world is not None else (), function, arguments)
+
+
+def call_any(function, *arguments):
+    """The same with a function that may wait in any world."""
+    return _call(tuple(worlds), function, arguments)
+
+
+def _call(inside, function, arguments):
     global _inside, _interrupted
     if threading.current_thread() is not _main:
         return function(*arguments)
-    outer, _inside = _inside, world
+    outer, _inside = _inside, inside
     try:
         return function(*arguments)
     finally:
@@ -54,4 +64,5 @@ def call(world, function, *arguments):
             _inside = outer
             if _interrupted:
                 _interrupted = False
-                lib.tutti_world_resume(world)
+                for world in inside:
+                    lib.tutti_world_resume(world)

@@ -57,7 +57,6 @@ class _Lib:
 
     def __init__(self):
         self._tutti = _load("tutti")
-        self._tensor = None
         self._tutti.tutti_version.restype = ctypes.c_char_p
         version = self._tutti.tutti_version().decode()
         if version.split(".")[:2] != _interface.version.split(".")[:2]:
@@ -67,12 +66,21 @@ class _Lib:
         letters = _interface.functions.get(name)
         if letters is None:
             raise AttributeError(f"tutti: there is no C function {name}")
-        if name.startswith("tt_") and self._tensor is None:
-            self._tensor = _load("tutti-tensor")
-        function = getattr(self._tensor if name.startswith("tt_") else self._tutti, name)
+        function = (load_tensors() if name.startswith("tt_") else self._tutti)[name]
         function.restype, *function.argtypes = _types(letters)
         setattr(self, name, function)
         return function
+
+
+_tensors = None
+
+
+def load_tensors():
+    """The tensor library, which is loaded when it is first needed."""
+    global _tensors
+    if _tensors is None:
+        _tensors = _load("tutti-tensor")
+    return _tensors
 
 
 _plugins = pathlib.Path(__file__).with_name("plugins")

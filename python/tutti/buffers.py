@@ -14,6 +14,7 @@ _NUMBERS = {name: constants["TUTTI_" + name.upper()] for name in _TYPES}
 _BY_NAME = {alias: name for name, aliases in _TYPES.items() for alias in (name, *aliases)}
 _SIZES = {name: int("".join(char for char in name.split("_")[0] if char.isdigit())) // 8 for name in _TYPES if name != "bool"}
 _SIZES["bool"] = 1
+_BY_NUMBER = {number: name for name, number in _NUMBERS.items()}
 
 
 def dtype_name(dtype):
@@ -27,6 +28,11 @@ def dtype_name(dtype):
 
 def dtype_number(dtype):
     return _NUMBERS[dtype_name(dtype)]
+
+
+def dtype_named(number):
+    """The library's name of an element type, by its number."""
+    return _BY_NUMBER[number]
 
 
 def dtype_bytes(dtype):
@@ -168,3 +174,16 @@ def new_like(thing, shape, who):
     if is_torch(thing):
         return thing.new_empty(shape)
     raise TypeError(f"{who}: out must be given where the input is no NumPy array and no PyTorch tensor")
+
+
+def numpy_dtype(dtype):
+    """NumPy's type, of which bf16 and f8 are those of ml_dtypes."""
+    import numpy
+    name = _TYPES[dtype_name(dtype)][0]
+    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        try:
+            import ml_dtypes
+        except ImportError:
+            raise TypeError(f"tutti: NumPy has no {dtype_name(dtype)} by itself; install ml_dtypes, or convert first: .to('f32')") from None
+        return numpy.dtype(getattr(ml_dtypes, name))
+    return numpy.dtype(name)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures as exceptions. All are tutti.Error; those that Python has a word for are that, too: `except TimeoutError` catches a deadline."""
 import ctypes
+import errno
 
 from ._library import constants, lib, struct
 
@@ -21,6 +22,10 @@ class ArgumentError(Error, ValueError):
     """An argument that no call could take."""
 
 
+class RangeError(ArgumentError, IndexError):
+    """An index, a rank or a size that lies outside of its range."""
+
+
 class TypeMismatchError(Error, TypeError):
     """An element type that the operation has no meaning for, or that does not fit."""
 
@@ -31,6 +36,19 @@ class NotFoundError(Error, LookupError):
 
 class UnsupportedError(Error, NotImplementedError):
     """What this machine, or this build, cannot do; the text says why."""
+
+
+class StateError(Error, RuntimeError):
+    """The right call at the wrong moment: something is closed or in use, a tensor was freed or changed since it was saved for a gradient, a function that is
+    captured did what no graph can repeat."""
+
+
+class SystemCallError(Error, OSError):
+    """A system call failed; errno says how."""
+
+
+class FileMissingError(SystemCallError, FileNotFoundError):
+    """There is no such file."""
 
 
 class OutOfMemoryError(Error, MemoryError):
@@ -61,9 +79,10 @@ class InterruptedCallError(Error, InterruptedError):
     """World.interrupt ended the wait."""
 
 
-_CLASSES = {"ARGUMENT": ArgumentError, "RANGE": ArgumentError, "TYPE": TypeMismatchError, "NOT_FOUND": NotFoundError, "UNSUPPORTED": UnsupportedError,
-            "MEMORY": OutOfMemoryError, "TIMEOUT": DeadlineError, "DEAD": DeadError, "GONE": GoneError, "MISMATCH": MismatchError,
-            "ABORTED": AbortedError, "INTERRUPTED": InterruptedCallError}
+_CLASSES = {"ARGUMENT": ArgumentError, "RANGE": RangeError, "TYPE": TypeMismatchError, "NOT_FOUND": NotFoundError, "UNSUPPORTED": UnsupportedError,
+            "SYSTEM": SystemCallError, "MEMORY": OutOfMemoryError, "TIMEOUT": DeadlineError, "DEAD": DeadError, "GONE": GoneError, "MISMATCH": MismatchError,
+            "ABORTED": AbortedError, "INTERRUPTED": InterruptedCallError,
+            **dict.fromkeys(("STATE", "HANDLE", "SCOPE", "VERSION", "FREED", "GRAPH", "CAPTURE"), StateError)}
 _NAMES = {value: name[len("TUTTI_ERROR_"):] for name, value in constants.items() if name.startswith("TUTTI_ERROR_") and name not in
           ("TUTTI_ERROR_MESSAGE", "TUTTI_ERROR_RANKS")}
 
@@ -73,9 +92,14 @@ def error_of(status):
     info = struct("tutti_error_info")()
     lib.tutti_error_detail(ctypes.byref(info))
     name = _NAMES.get(status, str(status))
+    kind = _CLASSES.get(name, Error)
+    if kind is SystemCallError and info.system_error == errno.ENOENT:
+        kind = FileMissingError
     message = lib.tutti_error_message().decode(errors="replace") or lib.tutti_status_text(status).decode()
-    return _CLASSES.get(name, Error)(name, message, info.at_fault[:info.at_fault_count], info.group.decode(errors="replace"),
-                                     info.operation.decode(errors="replace"), info.sequence)
+    error = kind(name, message, info.at_fault[:info.at_fault_count], info.group.decode(errors="replace"), info.operation.decode(errors="replace"), info.sequence)
+    if isinstance(error, SystemCallError):
+        error.errno = info.system_error
+    return error
 
 
 def check(status):

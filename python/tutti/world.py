@@ -8,7 +8,7 @@ import weakref
 
 from . import _interrupt
 from ._library import constants, lib, struct
-from .buffers import buffer_of, dtype_bytes, dtype_number, new_like
+from .buffers import buffer_of, dtype_bytes, dtype_number, new_like, numpy_dtype
 from .errors import check, error_of
 
 _Call = struct("tutti_call")
@@ -31,7 +31,7 @@ def _sizes(values):
     return (ctypes.c_size_t * len(values))(*values)
 
 
-def _reduction(name):
+def reduction_number(name):
     if name not in _REDUCTIONS:
         raise ValueError(f"tutti: {name!r} is no reduction; there are {', '.join(_REDUCTIONS)}")
     return _REDUCTIONS[name]
@@ -163,14 +163,14 @@ class Group:
         out = array if out is None else out
         source, target, out = self._pair("all_reduce", array, out, None)
         self._length("all_reduce", target, source.count)
-        return self._run(lib.tutti_all_reduce, (source.address, target.address, source.count, source.number, _reduction(op)), out, (source, target), wait, timeout)
+        return self._run(lib.tutti_all_reduce, (source.address, target.address, source.count, source.number, reduction_number(op)), out, (source, target), wait, timeout)
 
     def reduce(self, array, root=0, op="sum", out=None, wait=True, timeout=None):
         """all_reduce whose result the root alone gets; elsewhere out is not touched."""
         out = array if out is None else out
         source, target, out = self._pair("reduce", array, out, None)
         self._length("reduce", target, source.count)
-        return self._run(lib.tutti_reduce, (source.address, target.address, source.count, source.number, _reduction(op), root), out, (source, target), wait,
+        return self._run(lib.tutti_reduce, (source.address, target.address, source.count, source.number, reduction_number(op), root), out, (source, target), wait,
                          timeout)
 
     def broadcast(self, array, root=0, wait=True, timeout=None):
@@ -203,7 +203,7 @@ class Group:
         shape = (first // self.size, *source.shape[1:]) if first % self.size == 0 else (source.count // self.size,)
         source, target, out = self._pair("reduce_scatter", array, out, shape)
         self._length("reduce_scatter", target, source.count // self.size)
-        return self._run(lib.tutti_reduce_scatter, (source.address, target.address, target.count, source.number, _reduction(op)), out, (source, target), wait,
+        return self._run(lib.tutti_reduce_scatter, (source.address, target.address, target.count, source.number, reduction_number(op)), out, (source, target), wait,
                          timeout)
 
     def gather(self, array, root=0, out=None, wait=True, timeout=None):
@@ -352,7 +352,7 @@ class Peers:
             count *= size
         block = (ctypes.c_char * (count * dtype_bytes(dtype))).from_address(view.data or 1) if count else (ctypes.c_char * 0)()
         block._owner = self  # the array keeps the mapping
-        return numpy.frombuffer(block, _numpy_dtype(dtype)).reshape(shape)
+        return numpy.frombuffer(block, numpy_dtype(dtype)).reshape(shape)
 
     def put(self, to, array, offset=0, timeout=None):
         """Writes an array into a rank's block, offset bytes from its beginning."""
@@ -382,17 +382,6 @@ class Peers:
         check(_interrupt.call(self.group.world._handle, function, self._handle, *arguments, ctypes.byref(call)))
 
 
-def _numpy_dtype(dtype):
-    import numpy
-
-    from .buffers import _TYPES, dtype_name
-    name = _TYPES[dtype_name(dtype)][0]
-    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        import ml_dtypes
-        return numpy.dtype(getattr(ml_dtypes, name))
-    return numpy.dtype(name)
-
-
 class Memory:
     """Symmetric memory: a block of this rank that others can map. Arrays over it keep it alive, also beyond the world."""
 
@@ -413,7 +402,7 @@ class Memory:
         import numpy
         block = (ctypes.c_char * lib.tutti_memory_bytes(self._handle)).from_address(lib.tutti_memory_data(self._handle))
         block._owner = self
-        dtype = _numpy_dtype(self.dtype)
+        dtype = numpy_dtype(self.dtype)
         count = 1
         for size in self.shape:
             count *= size
@@ -484,6 +473,8 @@ class World:
         self._handle = handle.value
         self._group = None
         self._process = os.getpid()
+        if self.size > 1:
+            _interrupt.worlds.add(self._handle)
 
     def _open(self):
         if self._handle is None:
@@ -539,6 +530,7 @@ class World:
     def finish(self, timeout=None):
         """Leaves together with all ranks that live."""
         handle, self._handle = self._open(), None
+        _interrupt.worlds.discard(handle)
         self._end(_interrupt.call(None, lib.tutti_world_finish, handle, _nanoseconds(timeout)))
 
     def close(self):
@@ -546,6 +538,7 @@ class World:
         if self._handle is None or self._process != os.getpid():
             return
         handle, self._handle = self._handle, None
+        _interrupt.worlds.discard(handle)
         self._end(lib.tutti_world_close(handle))
 
     @staticmethod

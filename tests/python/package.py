@@ -10,34 +10,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
 
-build = pathlib.Path(os.environ.get("TEST_BUILD", "build/release"))
-if os.environ.get("TEST_SANITIZE"):
-    print("skipped: a library with a sanitizer cannot be loaded late")
-    sys.exit(77)
-installed = os.environ.get("TEST_INSTALLED") is not None  # the package of this Python, as pip has installed it
-if not installed and not (build / "python" / "tutti" / "_interface.py").exists():
-    print("skipped: the Python package was not built")
-    sys.exit(77)
-if not installed:
-    sys.path.insert(0, str(build / "python"))
-    os.environ["PYTHONPATH"] = str(build / "python") + os.pathsep + os.environ.get("PYTHONPATH", "")
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
+from harness import raises, run  # noqa: E402
 import tutti  # noqa: E402
 
 try:
     import numpy
 except ImportError:
     numpy = None
-
-
-def raises(kind, function, *arguments, **named):
-    """What it raises, which must be of that kind."""
-    try:
-        function(*arguments, **named)
-    except kind as error:
-        return error
-    raise AssertionError(f"{kind.__name__} was not raised")
 
 
 # ---- what ranks do ----
@@ -270,17 +251,6 @@ def importing_is_quick_and_needs_nothing():
 
 
 if __name__ == "__main__":
-    passed = failed = 0
-    for test in (collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, symmetric_memory_is_an_array,
-                 numpy_arrays_of_every_type, errors_are_exceptions, a_death_reaches_the_others_and_the_parent, the_launcher_starts_scripts, ctrl_c_ends_a_wait,
-                 importing_is_quick_and_needs_nothing):
-        begin = time.monotonic()
-        try:
-            test()
-            passed += 1
-            print(f"ok      {test.__name__} ({time.monotonic() - begin:.2f} s)", flush=True)
-        except Exception:
-            failed += 1
-            print(f"FAILED  {test.__name__}\n{traceback.format_exc()}", flush=True)
-    print(f"{passed} passed, {failed} failed, 0 skipped")
-    sys.exit(failed > 0)
+    run((collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, symmetric_memory_is_an_array, numpy_arrays_of_every_type,
+         errors_are_exceptions, a_death_reaches_the_others_and_the_parent, the_launcher_starts_scripts, ctrl_c_ends_a_wait,
+         importing_is_quick_and_needs_nothing))

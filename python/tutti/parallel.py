@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on several ranks: every rank has a part of the batch, and the whole module (DataParallel) or a part of every parameter (FullySharded). Layers of
+which each rank has a part are in tutti.nn."""
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import weakref
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+
+from ._library import constants, struct
+from .buffers import dtype_number
+from .nn._module import Module, _named_list
+from .optim import Optimizer
+from .tensor import _calls
+from .tensor._calls import AnyGroup, Dtype
+from .tensor._tensor import Tensor
+
+_DataOptions, _ShardOptions = struct("tt_data_parallel_options"), struct("tt_fully_sharded_options")
+_DataCounts, _ShardCounts, _Named = struct("tt_data_parallel_counts"), struct("tt_fully_sharded_counts"), struct("tt_named_list")
+_data_parallel = _calls.bind("tt_data_parallel_new", "pointer", "PGP")
+_data_count = _calls.bind("tt_data_parallel_count", "done", "PP")
+_shard = _calls.bind("tt_fully_shard", "pointer", "PzPGP")
+_shard_count = _calls.bind("tt_fully_sharded_count", "done", "PP")
+_gather, _free = _calls.bind("tt_fully_sharded_gather", "done", "PP"), _calls.bind("tt_fully_sharded_free", "done", "PP")
+_whole = _named_list("tt_fully_sharded_parameters")
+_protect, _step = _calls.bind("tt_fully_sharded_protect", "done", "PP"), _calls.bind("tt_fully_sharded_step", "done", "P")
+_regroup = _calls.bind("tt_fully_sharded_regroup", "done", "PG")
+_save, _load = _calls.bind("tt_fully_sharded_save", "done", "PPs"), _calls.bind("tt_fully_sharded_load", "done", "PPs")
+_data_sync, _shard_sync = _calls.bind("tt_data_parallel_sync", "done", "P?"), _calls.bind("tt_fully_sharded_sync", "done", "P?")
+_data_release, _shard_release = _calls.bind("tt_data_parallel_release", "done", "P"), _calls.bind("tt_fully_sharded_release", "done", "P")
+_set_whole = _calls.bind("tt_fully_sharded_set_parameters", "done", "P")
+_set_whole.argtypes = [ctypes.c_void_p, _Named]
+
+
+def _counted(function: Any, handle: Any, counts: Any) -> Dict[str, int]:
+    _calls.done(function, handle, ctypes.byref(counts))
+    return {name: getattr(counts, name) for name, *_ in counts._fields_[1:]}
+
+
+def _end(process: int, release: Any, handle: int) -> None:
+    if process == os.getpid():
+        _calls.done(release, handle)
+
+
+class _Parallel:
+    _sync: Any
+    _end: Any
+
+    def __init__(self, module: Module, handle: int) -> None:
+        self.module, self._handle = module, handle
+        self._release = weakref.finalize(self, _end, os.getpid(), type(self)._end, handle)
+        self._release.atexit = False
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """The module's."""
+        return self.module(*arguments, **named)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, gradients add up on this rank; the next backward outside reduces the sum. All ranks do the same."""
+        before = _calls.answer(type(self)._sync, self._handle, False)
+        try:
+            yield
+        finally:
+            _calls.answer(type(self)._sync, self._handle, before)
+
+    def close(self) -> None:
+        """Ends it; the module stays. Waits for reductions that are under way."""
+        self._release()
+
+
+class DataParallel(_Parallel):
+    """Gradients of the module are averaged over the group while its backward runs. A collective; the weights of rank 0 become everybody's."""
+    _sync, _end = _data_sync, _data_release
+
+    def __init__(self, module: Module, group: AnyGroup, bucket_bytes: int = 0, first_bucket_bytes: int = 0, find_unused: bool = False,
+                 static_graph: bool = False, own_buffers: bool = False) -> None:
+        options = _DataOptions(bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes, find_unused=find_unused, static_graph=static_graph,
+                               own_buffers=own_buffers)
+        super().__init__(module, _calls.answer(_data_parallel, module._need(), group, ctypes.byref(options)))
+
+    def counts(self) -> Dict[str, int]:
+        """What was done so far, on this rank."""
+        return _counted(_data_count, self._handle, _DataCounts())
+
+
+class FullySharded(_Parallel):
+    """Every rank keeps a part of every parameter. `units` are modules below the root that are gathered and freed by themselves. A collective. Make the
+    optimizer afterwards: it is over the shards. reshard is "units", "always" or "never"."""
+    _sync, _end = _shard_sync, _shard_release
+
+    def __init__(self, module: Module, group: AnyGroup, units: Sequence[Module] = (), reshard: str = "units", replicas: Optional[AnyGroup] = None,
+                 param_dtype: Optional[Dtype] = None, reduce_dtype: Optional[Dtype] = None, output_dtype: Optional[Dtype] = None, keep_inputs: bool = False,
+                 own_values: bool = False, prefetch: bool = True, divisor: float = 0.0) -> None:
+        number = constants.get(f"TT_RESHARD_{reshard.upper()}")
+        if number is None:
+            raise ValueError(f"tutti: {reshard!r} is no way to reshard; there are units, always and never")
+        options = _ShardOptions(reshard=number, replicas=_calls.group_handle(replicas).value, keep_inputs=keep_inputs, own_values=own_values,
+                                no_prefetch=not prefetch, divisor=divisor)
+        for field, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype), ("output_dtype", output_dtype)):
+            setattr(options, field, dtype_number(dtype) if dtype is not None else 0)
+        handles = (ctypes.c_void_p * max(1, len(units)))(*[unit._need() for unit in units])
+        super().__init__(module, _calls.answer(_shard, module._need(), len(units), handles, group, ctypes.byref(options)))
+
+    def gather(self, unit: Optional[Module] = None) -> None:
+        """Gathers a unit by hand (None: all), until free or its next forward or backward. A collective."""
+        _calls.done(_gather, self._handle, unit._need() if unit is not None else None)
+
+    def free(self, unit: Optional[Module] = None) -> None:
+        """Frees what was gathered."""
+        _calls.done(_free, self._handle, unit._need() if unit is not None else None)
+
+    def named_parameters(self) -> List[Tuple[str, Tensor]]:
+        """All parameters whole, on every rank: copies. A collective."""
+        return _calls.named(_whole, self._handle)
+
+    def load_parameters(self, whole: Mapping[str, Tensor]) -> None:
+        """Takes this rank's rows of whole parameters: all of them, with the names and shapes that named_parameters gives."""
+        tensors = _calls.handle_list(list(whole.values()))
+        names = (ctypes.c_char_p * max(1, len(whole)))(*[name.encode() for name in whole])
+        _calls.done(_set_whole, self._handle, _Named(count=len(whole), at=tensors.at, names=ctypes.addressof(names)))
+
+    def protect(self, optimizer: Optimizer) -> None:
+        """Puts what the optimizer remembers where survivors of a death find it. A collective; step with FullySharded.step from then on."""
+        _calls.done(_protect, self._handle, optimizer._handle)
+        self._optimizer = optimizer
+
+    def step(self) -> None:
+        """A step of the protected optimizer."""
+        _calls.done(_step, self._handle)
+
+    def regroup(self, group: AnyGroup) -> None:
+        """After a death: cuts parameters and states anew over the survivors, and goes on from memory. A collective of that group."""
+        _calls.done(_regroup, self._handle, group)
+
+    def save(self, folder: Any, optimizer: Optional[Optimizer] = None) -> None:
+        """Writes a checkpoint, each rank its part, all or nothing. A collective."""
+        _calls.done(_save, self._handle, optimizer._handle if optimizer is not None else None, os.fsencode(folder))
+
+    def load(self, folder: Any, optimizer: Optional[Optimizer] = None) -> None:
+        """Reads one, also of another number of ranks. A collective."""
+        _calls.done(_load, self._handle, optimizer._handle if optimizer is not None else None, os.fsencode(folder))
+
+    def counts(self) -> Dict[str, int]:
+        """What was done so far, on this rank."""
+        return _counted(_shard_count, self._handle, _ShardCounts())
