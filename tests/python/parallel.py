@@ -203,5 +203,13 @@ def ctrl_c_ends_a_wait_for_a_tensor():
     assert "heard" in output, output
 
 
+def the_example_trains():
+    source = pathlib.Path(os.environ.get("TEST_SOURCE", pathlib.Path(__file__).parent.parent.parent))
+    ran = subprocess.run([sys.executable, "-m", "tutti.run", "-n", "2", str(source / "examples/python_train.py"), "61"], capture_output=True, text=True, timeout=600)
+    losses = [float(line.split()[-1]) for line in ran.stdout.splitlines() if "loss" in line]
+    assert ran.returncode == 0 and losses[-1] < losses[0] / 2, (ran.stdout, ran.stderr)
+    assert ran.stdout.count("writes cdefghij") == 2, ran.stdout
+
+
 if __name__ == "__main__":
-    run((ranks_compute_together, mismatches_and_deaths_are_exceptions, ctrl_c_ends_a_wait_for_a_tensor))
+    run((the_example_trains, ranks_compute_together, mismatches_and_deaths_are_exceptions, ctrl_c_ends_a_wait_for_a_tensor))
