@@ -26,12 +26,18 @@ Device = Union[str, int]
 AnyGroup = Union[Group, World]
 
 _library = load_tensors()
-_open, _close, _keep, _release = lib.tt_scope_open, lib.tt_scope_close, lib.tt_keep, lib.tt_release
+_close, _keep, _release = lib.tt_scope_close, lib.tt_keep, lib.tt_release
+_open_scope = _library["tt_scope_open"]
+_open_scope.restype = ctypes.c_uint64  # a struct of that one number comes back like the number, on every machine that we run on, and costs less
 _number = lib.tt_number
 _byref, _pointer = ctypes.byref, ctypes.c_void_p
 MAX_DIMS = 8
 DimsStruct, ListStruct, OptionsStruct = struct("tt_dims"), struct("tt_tensor_list"), struct("tt_options")
 EXACT = 2**53  # whole numbers up to here are doubles
+
+
+def _open():
+    return ctypes.c_uint64(_open_scope())
 
 
 # ---- handles ----
@@ -91,9 +97,9 @@ def _constant(value: Any) -> ctypes.c_void_p:
 
 
 class _TensorParam:
-    @classmethod
-    def from_param(cls, value):
-        if isinstance(value, Handle):
+    @staticmethod
+    def from_param(value):
+        if type(value) is _tensor_class:
             return value._handle
         if isinstance(value, numbers.Number):
             return _constant(value)
@@ -198,15 +204,9 @@ def _whole(kind: Any, low: int, high: int) -> Any:
     return Whole
 
 
-class _DoubleParam:
-    @classmethod
-    def from_param(cls, value):
-        return ctypes.c_double(value)
-
-
 _PARAMETERS = {"T": _TensorParam, "L": _ListParam, "D": _DimsParam, "Y": _DtypeParam, "R": _ReductionParam, "G": _GroupParam, "V": _DeviceParam,
                "i": _whole(ctypes.c_int, -2**31, 2**31), "q": _whole(ctypes.c_int64, -2**63, 2**63), "Q": _whole(ctypes.c_uint64, 0, 2**64),
-               "z": _whole(ctypes.c_size_t, 0, 2**64), "d": _DoubleParam, "?": ctypes.c_bool, "O": _pointer, "A": _pointer, "a": _pointer, "P": _pointer,
+               "z": _whole(ctypes.c_size_t, 0, 2**64), "d": ctypes.c_double, "?": ctypes.c_bool, "O": _pointer, "A": _pointer, "a": _pointer, "P": _pointer,
                "s": ctypes.c_char_p}
 _RESULTS = {"tensor": _pointer, "tensors": ListStruct, "done": ctypes.c_bool, "double": ctypes.c_double, "int": ctypes.c_int64, "pointer": _pointer}
 
@@ -287,7 +287,7 @@ def failure(status: int) -> BaseException:
 
 def call(read: Any, function: Any, *arguments: Any) -> Any:
     """Calls a function inside a scope, and returns what `read` makes of its result there."""
-    scope = _open()
+    scope = ctypes.c_uint64(_open_scope())
     try:
         if _interrupt.worlds:
             made = read(_interrupt.call_any(function, *arguments))
@@ -316,8 +316,7 @@ def _words(function, error):
 
 
 def tensor(function: Any, *arguments: Any) -> Any:
-    made = call(_keep, function, *arguments)
-    return wrap(made)
+    return wrap(call(_keep, function, *arguments))
 
 
 def in_place(function: Any, x: Any, *arguments: Any) -> Any:

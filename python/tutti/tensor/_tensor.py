@@ -35,7 +35,10 @@ def _reflected(function: Callable[..., Tensor]) -> Callable[[Tensor, TensorLike]
 
 def _binary(function: Callable[..., Tensor]) -> Callable[[Tensor, TensorLike], Tensor]:
     def binary(self, other):
-        return function(self, other) if isinstance(other, (Handle, numbers.Number)) else NotImplemented
+        kind = type(other)
+        if kind is Tensor or kind is float or kind is int or isinstance(other, numbers.Number):
+            return function(self, other)
+        return NotImplemented
     return binary
 
 
