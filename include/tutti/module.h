@@ -8,8 +8,10 @@
  *     tt_module *net = tt_sequential_module(2, layers);
  *     tt_tensor *logits = tt_module_call(net, x);
  *
- * A module is a reference of its maker's and ends with tt_module_release; a parent holds its children. Its functions
- * follow the tt_ conventions: an error stays pending.
+ * A module is a reference of its maker's and ends with tt_module_release; a parent holds its children, and whoever
+ * trains it in parallel the module. Handles may be released in any order. With the last reference its memory goes, so
+ * that a call with a pointer to it is not told, as it is of a tensor, but undefined: keep one (tt_module_keep) where it
+ * is needed longer. Its functions follow the tt_ conventions: an error stays pending.
  */
 #ifndef TUTTI_MODULE_H
 #define TUTTI_MODULE_H

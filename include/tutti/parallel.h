@@ -114,8 +114,9 @@ TUTTI_API bool tt_data_parallel_count(const tt_data_parallel *parallel, tt_data_
  * gradients are reduced to the shards as soon as they are complete. The root stays gathered from forward to backward.
  *
  * A parameter of n rows on w ranks is cut into parts of ceil(n / w) rows; the last ranks may have fewer, or none. In
- * the slots of modules are shards, except while a unit is gathered. Shards lie in symmetric memory: release the module
- * before the world is closed. Averages have the bits of one rank that adds in order and divides. */
+ * the slots of modules are shards, except while a unit is gathered. Shards lie in symmetric memory of the parameters'
+ * device: release the module before the world is closed. Averages have the bits of one rank that adds in order and
+ * divides. On a GPU gathers and reductions run on a stream of their own, and no call waits for them on the host. */
 
 typedef struct tt_fully_sharded tt_fully_sharded;
 
@@ -129,10 +130,13 @@ typedef enum tt_reshard {
 typedef enum tt_shard_event {
     TT_SHARD_GATHER = 1, /* begins */
     TT_SHARD_FREE = 2,
-    TT_SHARD_REDUCE = 3 /* begins */
+    TT_SHARD_REDUCE = 3, /* begins */
+    TT_SHARD_SHRINK = 4  /* freed after a forward but for the part that near_ranks leaves */
 } tt_shard_event;
 /* Is told what happens to which unit: its path in the root, "" for the root itself. */
 typedef void tt_shard_watcher(void *user, tt_shard_event event, const char *unit);
+/* Says along which dimension a parameter, named as in the root, is cut. */
+typedef int tt_shard_dimension(void *user, const char *name, const tt_tensor *parameter);
 
 typedef struct tt_fully_sharded_options {
     size_t size;
@@ -146,7 +150,16 @@ typedef struct tt_fully_sharded_options {
     bool no_prefetch;         /* a unit is gathered when it is needed, not before */
     double divisor;           /* of summed gradients; 0: the number of ranks, replicas counted */
     tt_shard_watcher *watch;  /* NULL: none */
-    void *user;               /* of `watch` */
+    void *user;               /* of `watch` and `dimension` */
+    /* NULL: all along dimension 0. Along another one a size must be divisible by the ranks. */
+    tt_shard_dimension *dimension;
+    /* Where parameters are gathered to and computed with; 0: where they are. Another device than theirs offloads:
+     * shards, their gradients and the optimizer stay where the parameters are, and take no memory of the device. */
+    tutti_device device;
+    /* Where a unit is freed after its forward, so many consecutive ranks keep it among them, cut over these alone, and
+     * the backward gathers from these: more memory, and less to send far. Divides the ranks, and is neither 1 nor all
+     * of them; 0: nothing is kept. */
+    int near_ranks;
 } tt_fully_sharded_options;
 #define TT_FULLY_SHARDED_OPTIONS_INIT TUTTI_DEFAULTS(tt_fully_sharded_options)
 /* TT_FULLY_SHARDED_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
@@ -191,12 +204,14 @@ TUTTI_API bool tt_fully_sharded_set_parameters(tt_fully_sharded *sharded, tt_nam
 /* Puts what the optimizer remembers of the shards into symmetric memory, too, and counts its steps there. A collective.
  * The optimizer must live as long as the sharding. */
 TUTTI_API bool tt_fully_sharded_protect(tt_fully_sharded *sharded, tt_optimizer *optimizer);
-/* tt_optimizer_step of the protected optimizer. Others can see whether it was made, or a rank died in the middle. */
+/* tt_optimizer_step of the protected optimizer. Others can see whether it was made, or a rank died in the middle. On a
+ * GPU it waits for the gradients on the host, so that no step is made of what a death left of them. */
 TUTTI_API bool tt_fully_sharded_step(tt_fully_sharded *sharded);
 /* Cuts parameters and protected optimizer states anew, over `group`: ranks of the old one, in its order. A collective
  * of that group. The old one may have ended, and ranks that are left out may be dead. Gradients, and what was gathered,
- * are dropped. Where ranks are not at the same step, or one died in the middle of one, it is TUTTI_ERROR_STATE on all,
- * and nothing has changed: load a checkpoint then. With `replicas` it is TUTTI_ERROR_UNSUPPORTED. */
+ * are dropped; near_ranks counts no longer. Where ranks are not at the same step, or one died in the middle of one, it
+ * is TUTTI_ERROR_STATE on all, and nothing has changed: load a checkpoint then. With `replicas` it is
+ * TUTTI_ERROR_UNSUPPORTED. */
 TUTTI_API bool tt_fully_sharded_regroup(tt_fully_sharded *sharded, tutti_group *group);
 
 /* ---- checkpoints ----

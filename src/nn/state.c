@@ -102,7 +102,7 @@ static size_t find(tt_named_list file, const char *name, size_t likely) {
 }
 
 static tutti_status check_one(const char *path, const char *name, const tt_tensor *has, const tt_tensor *from) {
-    if (tu_same_sizes(has, from) && has->dtype == from->dtype && has->device == TUTTI_CPU)
+    if (tu_same_sizes(has, from) && has->dtype == from->dtype && has->device != TUTTI_META)
         return TUTTI_OK;
     return tu_error(TUTTI_ERROR_ARGUMENT, "load_state: %s: \"%s\" is %s in the file, and %s here", path, name,
                     tu_describe(from), tu_describe(has));
@@ -145,7 +145,7 @@ void tu_state_set(tt_module *module, tt_optimizer *optimizer, tt_named_list file
     if (optimizer != NULL)
         tt_set_random_state(tt_named(file, "random"));
     for (size_t i = 0; i < list.count && tu_self()->pending == TUTTI_OK; i++)
-        tt_copy_(list.tensors[i], from[i]);
+        tt_copy_(list.tensors[i], tt_to_device(from[i], list.tensors[i]->device));
 }
 
 bool tt_load_state(tt_module *module, tt_optimizer *optimizer, const char *path) {

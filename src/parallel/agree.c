@@ -16,10 +16,11 @@ static uint64_t mix(uint64_t hash, const void *data, size_t bytes) {
 }
 
 /* Of what must be the same on all ranks. */
-static int64_t signature(const char *name, const tt_tensor *x) {
+static int64_t signature(const char *name, const tt_tensor *x, int cut) {
     uint64_t hash = mix(0xCBF29CE484222325u, name, strlen(name) + 1);
     hash = mix(hash, &x->dtype, sizeof x->dtype);
     hash = mix(hash, x->sizes, (size_t)x->ndim * sizeof *x->sizes);
+    hash = mix(hash, &cut, sizeof cut);
     return (int64_t)hash;
 }
 
@@ -42,27 +43,28 @@ static tutti_status compare_counts(const char *who, tt_named_list tensors, tutti
     return tu_self()->pending;
 }
 
-static tutti_status compare_signatures(const char *who, tt_named_list tensors, tutti_group *group) {
+static tutti_status compare_signatures(const char *who, tt_named_list tensors, const int *cuts, tutti_group *group) {
     int64_t *own = tu_scope_memory((tensors.count + 1) * sizeof *own);
     for (size_t i = 0; own != NULL && i < tensors.count; i++)
-        own[i] = signature(tensors.names[i], tensors.at[i]);
+        own[i] = signature(tensors.names[i], tensors.at[i], cuts != NULL ? cuts[i] : 0);
     const int64_t *rows = gather(own, own != NULL ? tensors.count : 0, group);
     for (size_t i = 0; rows != NULL && i < tensors.count; i++)
         for (int rank = 1; rank < tutti_group_size(group); rank++)
             if (rows[(size_t)rank * tensors.count + i] != rows[i])
-                return tu_error(TUTTI_ERROR_MISMATCH,
-                                "%s: parameter %zu has another name, shape or dtype on rank %d than on rank 0; here it "
-                                "is \"%s\", %s %s",
-                                who, i, rank, tensors.names[i], tutti_dtype_name(tensors.at[i]->dtype),
-                                tu_dims_text(tensors.at[i]->ndim, tensors.at[i]->sizes));
+                return tu_error(
+                    TUTTI_ERROR_MISMATCH,
+                    "%s: parameter %zu has another name, shape or dtype%s on rank %d than on rank 0; here it "
+                    "is \"%s\", %s %s",
+                    who, i, cuts != NULL ? ", or is cut otherwise," : "", rank, tensors.names[i],
+                    tutti_dtype_name(tensors.at[i]->dtype), tu_dims_text(tensors.at[i]->ndim, tensors.at[i]->sizes));
     return tu_self()->pending;
 }
 
-tutti_status tu_parallel_agree(const char *who, tt_named_list tensors, tutti_group *group) {
+tutti_status tu_parallel_agree(const char *who, tt_named_list tensors, const int *cuts, tutti_group *group) {
     tt_scope scope = tt_scope_open();
     tutti_status status = compare_counts(who, tensors, group);
     if (status == TUTTI_OK && tensors.count > 0)
-        status = compare_signatures(who, tensors, group);
+        status = compare_signatures(who, tensors, cuts, group);
     tu_pending_take(status);
     tu_scope_leave(&scope);
     return tu_self()->pending;

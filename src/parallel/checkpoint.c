@@ -198,6 +198,15 @@ static const tu_shard_member *member_of(const tt_fully_sharded *sharded, const c
     return NULL;
 }
 
+/* Along which dimension those who wrote have cut: the one in which a part is smaller than the whole. */
+static int dimension_of_cut(const tu_shard_member *member, tt_tensor *const *pieces, int ranks) {
+    for (int i = 0; i < ranks; i++)
+        for (int dim = 0; dim < member->shape.ndim && dim < pieces[i]->ndim; dim++)
+            if (pieces[i]->sizes[dim] < member->shape.sizes[dim])
+                return dim;
+    return member->dim;
+}
+
 /* This rank's rows of one tensor, which `ranks` parts hold together. */
 static tt_tensor *rows_of(const tu_shard_member *member, const char *name, const tt_named_list *parts, int ranks) {
     tt_tensor **pieces = tu_scope_memory((size_t)ranks * sizeof *pieces);
@@ -205,14 +214,16 @@ static tt_tensor *rows_of(const tu_shard_member *member, const char *name, const
         pieces[i] = tt_named(parts[i], name);
     if (pieces == NULL || tu_self()->pending != TUTTI_OK)
         return NULL;
-    tt_tensor *whole = tt_cat(tt_tensors_of((size_t)ranks, pieces), 0);
-    int64_t first = member->own > 0 ? tutti_group_rank(member->unit->all->group) * member->part : 0;
-    if (whole != NULL && tt_size(whole, 0) != member->rows) {
+    int dim = dimension_of_cut(member, pieces, ranks);
+    tt_tensor *whole = tt_cat(tt_tensors_of((size_t)ranks, pieces), dim);
+    int64_t rows = member->shape.ndim > 0 ? member->shape.sizes[dim] : 1;
+    if (whole != NULL && tt_size(whole, dim) != rows) {
         tu_fail(TUTTI_ERROR_ARGUMENT, "fully_sharded_load: \"%s\" has %lld rows in the checkpoint, and %lld here", name,
-                (long long)tt_size(whole, 0), (long long)member->rows);
+                (long long)tt_size(whole, dim), (long long)rows);
         return NULL;
     }
-    return tt_narrow(whole, 0, first, member->own);
+    int64_t first = member->own > 0 ? tutti_group_rank(member->unit->all->group) * member->part : 0;
+    return tt_narrow(whole, member->dim, first, member->own);
 }
 
 /* What a file of this rank would hold, put together from those of all ranks that wrote. */

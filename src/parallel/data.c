@@ -13,6 +13,7 @@
 
 #include "autograd/node.h"
 #include "base/result.h"
+#include "nn/module.h"
 #include "parallel/parallel.h"
 #include "tensor/create.h"
 
@@ -94,11 +95,8 @@ static int bucket_for(tt_data_parallel *parallel, const tt_tensor *x) {
 }
 
 static tt_tensor *new_values(const tt_data_parallel *parallel, const bucket *one) {
-    if (one->device == TUTTI_CPU)
-        return tt_symm_empty(tutti_group_world(parallel->group), tt_shape(one->elements), one->dtype, NULL);
-    tt_options options = TT_OPTIONS_INIT;
-    options.device = one->device;
-    return tt_zeros(tt_shape(one->elements), one->dtype, &options);
+    return tt_symm_empty(tutti_group_world(parallel->group), tt_shape(one->elements), one->dtype,
+                         TUTTI_OPTIONS(tt_symm_options, .device = one->device));
 }
 
 /* The part of a bucket that is the gradient of x: it lies as x does. */
@@ -417,7 +415,17 @@ static void after_forward(const tt_hook_context *context, tt_module *module, tt_
 
 /* ---- life ---- */
 
+static bool has_shards(const tt_module *module) {
+    bool found = module->sharded;
+    for (int i = 0; i < module->child_count && !found; i++)
+        found = has_shards(module->children[i].module);
+    return found;
+}
+
 static tutti_status add_members(tt_data_parallel *parallel, tt_named_list parameters) {
+    if (has_shards(parallel->module))
+        return tu_error(TUTTI_ERROR_STATE, "data_parallel_new: the module is fully sharded, and ranks have other parts "
+                                           "of it; replicas of shards are an option of tt_fully_shard");
     parallel->members = calloc(parameters.count + 1, sizeof *parallel->members);
     parallel->order = calloc(parameters.count + 1, sizeof *parallel->order);
     if (parallel->members == NULL || parallel->order == NULL)
@@ -469,7 +477,7 @@ static void set_up(tt_data_parallel *parallel) {
     int *order = tu_scope_memory((parameters.count + 1) * sizeof *order);
     if (tu_self()->pending == TUTTI_OK)
         tu_pending_take(add_members(parallel, parameters));
-    tu_parallel_agree("data_parallel_new", parameters, parallel->group); /* also with an error pending */
+    tu_parallel_agree("data_parallel_new", parameters, NULL, parallel->group); /* also with an error pending */
     if (tu_self()->pending != TUTTI_OK)
         return;
     tu_parallel_broadcast(tt_tensors_of(parameters.count, parameters.at), 0, parallel->group);

@@ -9,9 +9,10 @@
 
 #include "tensor/operator.h"
 
-/* A collective: whether all ranks have tensors of the same names, shapes and dtypes. Else TUTTI_ERROR_MISMATCH, on
- * every rank, which names the first that differs. */
-tutti_status tu_parallel_agree(const char *who, tt_named_list tensors, tutti_group *group);
+/* A collective: whether all ranks have tensors of the same names, shapes and dtypes, and the same in `cuts`, the
+ * dimension along which each is cut (NULL: none is). Else TUTTI_ERROR_MISMATCH, on every rank, which names the first
+ * that differs. */
+tutti_status tu_parallel_agree(const char *who, tt_named_list tensors, const int *cuts, tutti_group *group);
 /* A collective: whether the random generators of all ranks are in the same state. Else TUTTI_ERROR_MISMATCH, on every
  * rank. Failed with the error pending. */
 bool tu_parallel_agree_random(const char *who, tutti_group *group);

@@ -5,9 +5,24 @@
  */
 #include <string.h>
 
+#include <tutti/streams.h>
 #include <tutti/symmetric.h>
 
 #include "parallel/shard.h"
+
+static tutti_device computed_on(const tt_fully_sharded *sharded) {
+    return sharded->options.device != 0 ? sharded->options.device : sharded->device;
+}
+
+/* On a GPU errors of works are told when the host next waits for it. After a death they are old news, and are heard
+ * out, so that what is read there next is not refused for them. */
+static void hear_out(const tt_fully_sharded *sharded) {
+    const int most = 8; /* a device that fails by itself would never be done */
+    if (tutti_device_kind(computed_on(sharded)) != TUTTI_CUDA)
+        return;
+    for (int i = 0; i < most && tu_self()->pending == TUTTI_OK && !tt_synchronize(computed_on(sharded)); i++)
+        tt_error_clear();
+}
 
 /* ---- protecting ---- */
 
@@ -30,7 +45,8 @@ static void move_state(tu_shard_unit *unit, tt_optimizer *optimizer, int which) 
     }
     if (!any || tu_self()->pending != TUTTI_OK)
         return;
-    state->own = tu_tensor_hold(tt_symm_empty(tutti_group_world(group), tt_shape(unit->elements), unit->dtype, NULL));
+    state->own = tu_tensor_hold(tt_symm_empty(tutti_group_world(group), tt_shape(unit->elements), unit->dtype,
+                                              TUTTI_OPTIONS(tt_symm_options, .device = unit->device)));
     state->peers = tu_shard_peers(state->own, group);
     for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
         tu_member *entry = entry_of(optimizer, unit->members[i].shard);
@@ -45,8 +61,10 @@ static void move_state(tu_shard_unit *unit, tt_optimizer *optimizer, int which) 
     }
 }
 
+/* Where the shards are: on a GPU a mark is written behind the step that it tells of by the same stream. */
 static void make_marks(tt_fully_sharded *sharded, double steps) {
-    sharded->marks = tu_tensor_hold(tt_symm_empty(tutti_group_world(sharded->group), tt_shape(2), TUTTI_F64, NULL));
+    sharded->marks = tu_tensor_hold(tt_symm_empty(tutti_group_world(sharded->group), tt_shape(2), TUTTI_F64,
+                                                  TUTTI_OPTIONS(tt_symm_options, .device = sharded->device)));
     tt_fill_(sharded->marks, steps);
     sharded->at_peers = tu_shard_peers(sharded->marks, sharded->group);
 }
@@ -96,6 +114,8 @@ bool tt_fully_sharded_step(tt_fully_sharded *sharded) {
     for (int i = 0; i < sharded->member_count; i++)
         if (tt_grad(sharded->members[i]->shard) != NULL)
             tt_wait(tt_grad(sharded->members[i]->shard)); /* what fails here has not begun */
+    if (tutti_device_kind(computed_on(sharded)) == TUTTI_CUDA)
+        tt_synchronize(computed_on(sharded));
     double steps = tt_item(tt_optimizer_steps(sharded->optimizer)) + 1;
     if (tu_self()->pending == TUTTI_OK)
         tt_fill_(tt_narrow(sharded->marks, 0, 0, 1), steps);
@@ -144,9 +164,8 @@ static tt_tensor *assemble(const tu_shard_member *member, tt_tensor *const *peer
         int64_t own = left < 0 ? 0 : left < member->part ? left : member->part;
         parts[i] = tt_narrow(peers[i], 0, member->offset, own * member->width);
     }
-    return parts != NULL ? tt_view(tt_cat(tt_tensors_of((size_t)ranks, parts), 0),
-                                   tt_dims_of(member->shape.ndim, member->shape.sizes))
-                         : NULL;
+    tt_tensor *rows = parts != NULL ? tt_cat(tt_tensors_of((size_t)ranks, parts), 0) : NULL;
+    return member->shape.ndim > 0 ? tu_shard_shaped(rows, member, member->rows) : tt_view(rows, tt_shape());
 }
 
 /* What a member had, whole: itself and the optimizer's states of it. */
@@ -169,17 +188,15 @@ static void gather_remains(tu_shard_unit *unit, remains *all) {
 }
 
 /* Gives the optimizer the new shard, and its rows of the states. */
-static void follow(tu_shard_member *member, remains *had, tutti_group *group) {
+static void follow(tu_shard_member *member, remains *had) {
     if (had->entry == NULL)
         return;
     tu_tensor_drop(had->entry->parameter);
     had->entry->parameter = tu_tensor_hold(member->shard);
-    int64_t first = member->own > 0 ? tutti_group_rank(group) * member->part : 0;
     for (int i = 0; i < TU_STEP_STATES && tu_self()->pending == TUTTI_OK; i++)
         if (had->states[i] != NULL) {
-            tt_tensor *rows = member->shape.ndim > 0 ? had->states[i] : tt_view(had->states[i], tt_shape(1));
             tu_tensor_drop(had->entry->states[i]);
-            had->entry->states[i] = tu_tensor_hold(tt_clone(tt_narrow(rows, 0, first, member->own)));
+            had->entry->states[i] = tu_tensor_hold(tt_clone(tu_shard_own(had->states[i], member)));
         }
 }
 
@@ -199,7 +216,7 @@ static void recut(tu_shard_unit *unit, tutti_group *old, tutti_group *group) {
         tu_shard_member *member = &unit->members[i];
         for (int k = 0; k < member->slot_count; k++)
             tt_module_set_parameter(member->slots[k].module, member->slots[k].name, member->shard);
-        follow(member, &had[i], group);
+        follow(member, &had[i]);
         tu_tensor_drop(member->original);
         member->original = NULL;
     }
@@ -222,17 +239,21 @@ static void drop_what_was_under_way(tt_fully_sharded *sharded) {
     }
     if (!tt_wait_all(tutti_group_world(sharded->group))) /* the others that were under way */
         tt_error_clear();
+    hear_out(sharded);
     sharded->order_count = sharded->next = sharded->ended_count = sharded->back = 0;
     sharded->order_known = sharded->callback = false;
 }
 
 static void regroup(tt_fully_sharded *sharded, tutti_group *group) {
     tutti_group *old = sharded->group;
+    hear_out(sharded);
     tutti_status status = tu_parallel_all(
         same_step(sharded), "fully_sharded_regroup: another rank cannot go on from memory: load a checkpoint", group);
     if (tu_pending_take(status) != TUTTI_OK)
         return;
     drop_what_was_under_way(sharded);
+    tutti_group_release(sharded->near); /* its ranks may be dead */
+    sharded->near = NULL;
     sharded->counts.shard_bytes = 0;
     for (int i = 0; i < sharded->unit_count && tu_self()->pending == TUTTI_OK; i++) {
         sharded->group = old;

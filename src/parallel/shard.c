@@ -28,7 +28,7 @@ static void measure(tu_shard_unit *unit, tu_shard_member *member) {
     int ranks = tutti_group_size(unit->all->group), rank = tutti_group_rank(unit->all->group);
     const tt_tensor *x = member->original;
     member->shape = tu_shape_of(x);
-    member->rows = x->ndim > 0 ? x->sizes[0] : 1;
+    member->rows = x->ndim > 0 ? x->sizes[member->dim] : 1;
     member->width = member->rows > 0 ? x->numel / member->rows : 0;
     member->part = (member->rows + ranks - 1) / ranks;
     int64_t left = member->rows - rank * member->part;
@@ -38,22 +38,41 @@ static void measure(tu_shard_unit *unit, tu_shard_member *member) {
     unit->elements += (member->part * member->width + line - 1) / line * line;
 }
 
-/* The sizes of `rows` rows of a parameter; of a number: one element or none. */
-static tt_dims sizes_of(const tu_shard_member *member, int64_t rows) {
-    int ndim = member->shape.ndim > 0 ? member->shape.ndim : 1;
-    int64_t sizes[TT_MAX_DIMS];
-    for (int i = 1; i < ndim; i++)
-        sizes[i] = member->shape.sizes[i];
-    sizes[0] = rows;
-    return tt_dims_of(ndim, sizes);
-}
-
 static tt_tensor *part_of(tt_tensor *flat, int64_t offset, int64_t elements) {
     return tt_narrow(flat, 0, offset, elements);
 }
 
+/* Of a number: one element or none. */
+tt_tensor *tu_shard_shaped(tt_tensor *flat, const tu_shard_member *member, int64_t rows) {
+    int ndim = member->shape.ndim > 0 ? member->shape.ndim : 1, dim = member->dim;
+    int64_t sizes[TT_MAX_DIMS] = { rows }, order[TT_MAX_DIMS];
+    for (int i = 0; i < ndim; i++) {
+        if (i != dim)
+            sizes[i < dim ? i + 1 : i] = member->shape.sizes[i];
+        order[i] = i < dim ? i + 1 : i == dim ? 0 : i;
+    }
+    tt_tensor *rows_first = tt_view(flat, tt_dims_of(ndim, sizes));
+    return dim == 0 ? rows_first : tt_permute(rows_first, tt_dims_of(ndim, order));
+}
+
+/* The other way: a whole parameter or gradient, its rows one after the other. */
+static tt_tensor *flattened(const tu_shard_member *member, tt_tensor *x) {
+    int64_t order[TT_MAX_DIMS] = { member->dim };
+    for (int i = 0, at = 1; i < member->shape.ndim; i++)
+        if (i != member->dim)
+            order[at++] = i;
+    tt_tensor *rows_first = member->dim == 0 ? x : tt_permute(x, tt_dims_of(member->shape.ndim, order));
+    return tt_view(tt_contiguous(rows_first), tt_shape(x->numel));
+}
+
 tt_tensor *tu_shard_rows(tt_tensor *flat, const tu_shard_member *member) {
-    return tt_view(part_of(flat, member->offset, member->own * member->width), sizes_of(member, member->own));
+    return tu_shard_shaped(part_of(flat, member->offset, member->own * member->width), member, member->own);
+}
+
+tt_tensor *tu_shard_own(tt_tensor *whole, const tu_shard_member *member) {
+    int64_t first = member->own > 0 ? tutti_group_rank(member->unit->all->group) * member->part : 0;
+    tt_tensor *rows = member->shape.ndim > 0 ? whole : tt_view(whole, tt_shape(1));
+    return tt_narrow(rows, member->dim, first, member->own);
 }
 
 tt_tensor **tu_shard_peers(tt_tensor *x, tutti_group *group) {
@@ -91,7 +110,7 @@ void tu_shard_clear(tu_shard_unit *unit) {
     }
     tu_shard_peers_free(unit->peers, ranks);
     unit->peers = NULL;
-    tt_tensor **held[] = { &unit->shard, &unit->sent, &unit->whole, &unit->reduction };
+    tt_tensor **held[] = { &unit->shard, &unit->sent, &unit->whole, &unit->kept, &unit->reduction };
     for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
         tu_tensor_drop(*held[i]);
         *held[i] = NULL;
@@ -103,23 +122,62 @@ void tu_shard_clear(tu_shard_unit *unit) {
     unit->gathered = unit->reduced = false;
 }
 
+/* Elements of a rank's part of a parameter, with the padding of its last rows. */
+static int64_t part_elements(const tu_shard_member *member) {
+    return member->part * member->width;
+}
+
 static void cut_member(tu_shard_unit *unit, tu_shard_member *member) {
-    int ranks = tutti_group_size(unit->all->group), rank = tutti_group_rank(unit->all->group);
-    int64_t elements = member->part * member->width;
+    int ranks = tutti_group_size(unit->all->group);
+    int64_t elements = part_elements(member);
     tt_tensor *shard = tu_shard_rows(unit->shard, member);
-    tt_tensor *rows = tt_view(tt_contiguous(member->original), sizes_of(member, member->rows));
-    tt_copy_(shard, tt_narrow(rows, 0, member->own > 0 ? rank * member->part : 0, member->own));
+    tt_copy_(shard, tu_shard_own(member->original, member));
     member->shard = tu_tensor_hold(tt_parameter(shard, member->trained));
-    member->sent = tu_tensor_hold(part_of(unit->sent, member->offset, elements));
+    if (unit->sent != NULL)
+        member->sent = tu_tensor_hold(part_of(unit->sent, member->offset, elements));
     member->landing = tu_tensor_hold(part_of(unit->whole, ranks * member->offset, ranks * elements));
-    tt_tensor *whole = tt_view(part_of(member->landing, 0, member->rows * member->width),
-                               tt_dims_of(member->shape.ndim, member->shape.sizes));
+    tt_tensor *rows = part_of(member->landing, 0, member->rows * member->width);
+    tt_tensor *whole = member->shape.ndim > 0 ? tu_shard_shaped(rows, member, member->rows) : tt_view(rows, tt_shape());
     member->whole = tu_tensor_hold(tt_parameter(whole, member->trained));
+}
+
+/* Shards that are gathered on another device have no lasting copy there. */
+static bool is_offloaded(const tu_shard_unit *unit) {
+    return unit->gathered_device != unit->device;
+}
+
+static tt_tensor *symmetric_flat(const tu_shard_unit *unit, tutti_dtype dtype) {
+    return tt_symm_empty(tutti_group_world(unit->all->group), tt_shape(unit->elements), dtype,
+                         TUTTI_OPTIONS(tt_symm_options, .device = unit->device));
+}
+
+/* Flat, where it is computed, for the parts of so many ranks. */
+static tt_tensor *plain_flat(const tu_shard_unit *unit, int64_t ranks, tutti_dtype dtype) {
+    return tt_empty(tt_shape(ranks * unit->elements), dtype,
+                    TUTTI_OPTIONS(tt_options, .device = unit->gathered_device));
+}
+
+/* The parts of how many ranks a rank keeps after a forward. */
+static int kept_parts(const tt_fully_sharded *all) {
+    return all->near != NULL ? tutti_group_size(all->group) / tutti_group_size(all->near) : 0;
+}
+
+static void make_tensors(tu_shard_unit *unit) {
+    tt_fully_sharded *all = unit->all;
+    unit->shard = tu_tensor_hold(symmetric_flat(unit, unit->dtype));
+    if (!is_offloaded(unit))
+        unit->sent = tu_tensor_hold(unit->gathered_dtype == unit->dtype ? unit->shard
+                                                                        : symmetric_flat(unit, unit->gathered_dtype));
+    unit->whole = tu_tensor_hold(plain_flat(unit, tutti_group_size(all->group), unit->gathered_dtype));
+    unit->peers = tu_shard_peers(unit->shard, all->group);
+    if (unit->sent != NULL && unit->sent != unit->shard)
+        tt_peer_tensor(unit->sent, 0, all->group); /* gathers read it where it lies from now on */
+    if (all->near != NULL)
+        unit->kept = tu_tensor_hold(plain_flat(unit, kept_parts(all), unit->gathered_dtype));
 }
 
 tutti_status tu_shard_cut(tu_shard_unit *unit) {
     tt_fully_sharded *all = unit->all;
-    tutti_world *world = tutti_group_world(all->group);
     for (int i = 0; i < unit->count; i++)
         measure(unit, &unit->members[i]);
     if (unit->count == 0)
@@ -129,19 +187,11 @@ tutti_status tu_shard_cut(tu_shard_unit *unit) {
     unit->in_reduction = calloc((size_t)unit->count, sizeof *unit->in_reduction);
     if (unit->in_reduction == NULL)
         tu_pending_take(tu_error_memory("a unit of parameters", (size_t)unit->count));
-    unit->shard = tu_tensor_hold(tt_symm_empty(world, tt_shape(unit->elements), unit->dtype, NULL));
-    unit->sent = unit->gathered_dtype == unit->dtype
-                     ? tu_tensor_hold(unit->shard)
-                     : tu_tensor_hold(tt_symm_empty(world, tt_shape(unit->elements), unit->gathered_dtype, NULL));
-    unit->whole =
-        tu_tensor_hold(tt_empty(tt_shape(tutti_group_size(all->group) * unit->elements), unit->gathered_dtype, NULL));
-    unit->peers = tu_shard_peers(unit->shard, all->group);
-    if (unit->sent != unit->shard)
-        tt_peer_tensor(unit->sent, 0, all->group); /* gathers read it where it lies from now on */
+    make_tensors(unit);
     for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++)
         cut_member(unit, &unit->members[i]);
-    if (tu_self()->pending == TUTTI_OK)
-        tt_storage_resize(unit->whole, 0);
+    if (tu_self()->pending == TUTTI_OK && tt_storage_resize(unit->whole, 0) && unit->kept != NULL)
+        tt_storage_resize(unit->kept, 0);
     all->cuts++;
     all->counts.shard_bytes += unit->elements * (int64_t)tu_dtype_bytes[unit->dtype];
     tt_grad_mode(recording);
@@ -160,18 +210,28 @@ static void put_in_slots(const tu_shard_unit *unit, bool whole) {
     }
 }
 
+static size_t bytes_of(const tt_tensor *flat) {
+    return (size_t)flat->numel * tu_dtype_bytes[flat->dtype];
+}
+
 static size_t whole_bytes(const tu_shard_unit *unit) {
-    return (size_t)unit->whole->numel * tu_dtype_bytes[unit->gathered_dtype];
+    return bytes_of(unit->whole);
 }
 
 /* What a compiled function gathers or frees it does to the storage alone, so the storage tells; a capture learns that
  * it was asked. */
+static bool has_memory(tt_tensor *flat) {
+    tt_tensor *asked = tu_stand_in(flat);
+    return asked != NULL && (tu_self()->pending != TUTTI_OK || tu_note_asked(asked, TU_ASKED_BYTES)) &&
+           asked->storage->bytes > 0;
+}
+
 bool tu_shard_is_gathered(const tu_shard_unit *unit) {
-    if (unit->whole == NULL || whole_bytes(unit) == 0)
-        return unit->gathered;
-    tt_tensor *whole = tu_stand_in(unit->whole);
-    return whole != NULL && (tu_self()->pending != TUTTI_OK || tu_note_asked(whole, TU_ASKED_BYTES)) &&
-           whole->storage->bytes > 0;
+    return unit->whole == NULL || whole_bytes(unit) == 0 ? unit->gathered : has_memory(unit->whole);
+}
+
+static bool is_kept(const tu_shard_unit *unit) {
+    return unit->kept != NULL && bytes_of(unit->kept) > 0 && has_memory(unit->kept);
 }
 
 static int64_t gathered_bytes(const tt_fully_sharded *all) {
@@ -205,22 +265,53 @@ static void show_shards(const tu_shard_unit *unit) {
         tt_storage_bytes(unit->members[i].shard);
 }
 
-static void start_gathers(tu_shard_unit *unit) {
-    tutti_group *group = unit->all->group;
+/* Flat, of the type and on the device that are computed with: this rank's parts. */
+static tt_tensor *to_be_sent(tu_shard_unit *unit) {
+    if (unit->sent == unit->shard)
+        return unit->shard;
+    return unit->sent != NULL ? tt_copy_(unit->sent, unit->shard)
+                              : tt_to_device(tt_to(unit->shard, unit->gathered_dtype), unit->gathered_device);
+}
+
+static void gather_from_all(tu_shard_unit *unit, tt_tensor *sent) {
+    for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
+        const tu_shard_member *member = &unit->members[i];
+        int64_t elements = part_elements(member);
+        if (elements > 0)
+            tt_all_gather_out(member->landing,
+                              member->sent != NULL ? member->sent : part_of(sent, member->offset, elements),
+                              unit->all->group);
+    }
+}
+
+/* A member's part of what is kept, and where it lies in the whole. */
+static tt_tensor *kept_part(const tu_shard_unit *unit, const tu_shard_member *member) {
+    int parts = kept_parts(unit->all);
+    return part_of(unit->kept, parts * member->offset, parts * part_elements(member));
+}
+
+static void gather_from_near(tu_shard_unit *unit) {
+    for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++)
+        if (part_elements(&unit->members[i]) > 0)
+            tt_all_gather_out(unit->members[i].landing, kept_part(unit, &unit->members[i]), unit->all->near);
+}
+
+static void start_gathers(tu_shard_unit *unit, bool from_near) {
+    tutti_group *group = from_near ? unit->all->near : unit->all->group;
     show_shards(unit);
-    if (unit->sent != unit->shard)
-        tt_copy_(unit->sent, unit->shard);
+    tt_tensor *sent = from_near ? NULL : to_be_sent(unit);
     tt_preserve *preserve = tt_preserve_begin(tt_tensors(unit->whole)); /* autograd may have saved what is refilled */
     if (batch_begin("all_gather", group)) {
-        for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++)
-            if (unit->members[i].sent->numel > 0)
-                tt_all_gather_out(unit->members[i].landing, unit->members[i].sent, group);
+        if (from_near)
+            gather_from_near(unit);
+        else
+            gather_from_all(unit, sent);
         batch_end(group);
     }
     tt_preserve_end(preserve);
 }
 
-void tu_shard_gather(tu_shard_unit *unit) {
+static void gather(tu_shard_unit *unit, bool back) {
     if (unit->count == 0 || tu_self()->pending != TUTTI_OK || tu_shard_is_gathered(unit))
         return;
     tt_fully_sharded_counts *counts = &unit->all->counts;
@@ -234,22 +325,35 @@ void tu_shard_gather(tu_shard_unit *unit) {
         int64_t bytes = gathered_bytes(unit->all);
         if (bytes > counts->most_gathered_bytes)
             counts->most_gathered_bytes = bytes;
-        start_gathers(unit);
+        start_gathers(unit, back && is_kept(unit));
         put_in_slots(unit, true);
     }
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
 }
 
+void tu_shard_gather(tu_shard_unit *unit) {
+    gather(unit, false);
+}
+
+void tu_shard_gather_back(tu_shard_unit *unit) {
+    gather(unit, true);
+}
+
 void tu_shard_free(tu_shard_unit *unit) {
     tu_pending_copy error;
-    if (!tu_shard_is_gathered(unit))
+    bool gathered = tu_shard_is_gathered(unit), kept = is_kept(unit);
+    if (!gathered && !kept)
         return;
     tu_pending_save(&error);
     tt_scope scope = tt_scope_open();
     tell(unit, TT_SHARD_FREE);
-    put_in_slots(unit, false);
-    tt_storage_resize(unit->whole, 0);
+    if (gathered)
+        put_in_slots(unit, false);
+    if (gathered)
+        tt_storage_resize(unit->whole, 0);
+    if (kept)
+        tt_storage_resize(unit->kept, 0);
     unit->gathered = false;
     tu_scope_leave(&scope);
     if (error.status != TUTTI_OK) {
@@ -258,15 +362,39 @@ void tu_shard_free(tu_shard_unit *unit) {
     }
 }
 
+void tu_shard_shrink(tu_shard_unit *unit) {
+    if (unit->kept == NULL || tu_self()->pending != TUTTI_OK || !tu_shard_is_gathered(unit)) {
+        tu_shard_free(unit);
+        return;
+    }
+    tt_scope scope = tt_scope_open();
+    bool recording = tt_grad_mode(false);
+    tell(unit, TT_SHARD_SHRINK);
+    tt_storage_resize(unit->kept, bytes_of(unit->kept));
+    for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
+        const tu_shard_member *member = &unit->members[i];
+        int64_t elements = kept_parts(unit->all) * part_elements(member);
+        if (elements > 0)
+            tt_copy_(kept_part(unit, member),
+                     part_of(member->landing, tutti_group_rank(unit->all->near) * elements, elements));
+    }
+    put_in_slots(unit, false);
+    tt_storage_resize(unit->whole, 0);
+    unit->gathered = false;
+    tt_grad_mode(recording);
+    tu_scope_leave(&scope);
+}
+
 /* ---- gradients ---- */
 
 /* A whole gradient as the ranks' parts one after the other, padded with zeros, in the dtype that is reduced. */
 static tt_tensor *parts_of(const tu_shard_member *member, tt_tensor *grad, tutti_dtype dtype) {
     int64_t elements = member->landing->numel;
+    tt_tensor *rows = flattened(member, grad);
     if (grad->numel == elements)
-        return tt_view(tt_contiguous(tt_to(grad, dtype)), tt_shape(elements));
-    tt_tensor *padded = tt_zeros(tt_shape(elements), dtype, NULL);
-    tt_copy_(part_of(padded, 0, grad->numel), tt_view(tt_contiguous(grad), tt_shape(grad->numel)));
+        return tt_to(rows, dtype);
+    tt_tensor *padded = tt_zeros(tt_shape(elements), dtype, TUTTI_OPTIONS(tt_options, .device = tt_device_of(grad)));
+    tt_copy_(part_of(padded, 0, grad->numel), rows);
     return padded;
 }
 
@@ -277,9 +405,9 @@ static void start_reductions(tu_shard_unit *unit, tt_tensor **parts) {
         return;
     for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
         const tu_shard_member *member = &unit->members[i];
-        if (parts[i] == NULL || member->sent->numel == 0)
+        if (parts[i] == NULL || part_elements(member) == 0)
             continue;
-        tt_tensor *out = part_of(unit->reduction, member->offset, member->sent->numel);
+        tt_tensor *out = part_of(unit->reduction, member->offset, part_elements(member));
         if (divisor != 0)
             tt_reduce_scatter_premul_out(out, parts[i], 1 / divisor, all->group);
         else
@@ -316,7 +444,7 @@ void tu_shard_reduce(tu_shard_unit *unit) {
         parts[i] = NULL;
     if (parts != NULL && take_gradients(unit, parts, &dtype)) {
         tell(unit, TT_SHARD_REDUCE);
-        unit->reduction = tu_tensor_hold(tt_empty(tt_shape(unit->elements), dtype, NULL));
+        unit->reduction = tu_tensor_hold(plain_flat(unit, 1, dtype));
         start_reductions(unit, parts);
         unit->all->counts.reductions++;
     }
@@ -327,9 +455,9 @@ void tu_shard_reduce(tu_shard_unit *unit) {
 
 /* As the engine gives a leaf its gradient: hooks of the shard first. In a function that is compiled with its backward
  * what stands for the shard has none: the gradient leaves the graph there, and the shard's run outside. */
-static void settle_member(tu_shard_unit *unit, tu_shard_member *member) {
+static void settle_member(tu_shard_unit *unit, tu_shard_member *member, tt_tensor *reduced) {
     tt_tensor *shard = tu_stand_in(member->shard);
-    tt_tensor *grad = tu_tensor_hold(tt_to(tu_shard_rows(unit->reduction, member), unit->dtype));
+    tt_tensor *grad = tu_tensor_hold(tt_to(tu_shard_rows(reduced, member), unit->dtype));
     if (grad != NULL && shard != NULL && shard->history != NULL)
         tu_pending_take(tu_run_tensor_hooks(member->name, &tu_history_at(shard)->tensor_hooks, &grad));
     if (tu_is_capturing())
@@ -352,11 +480,12 @@ void tu_shard_settle(tu_shard_unit *unit) {
     if (unit->all->options.replicas != NULL)
         for (int i = 0; i < unit->count; i++)
             if (unit->in_reduction[i])
-                tt_all_reduce_(part_of(reduction, unit->members[i].offset, unit->members[i].sent->numel),
+                tt_all_reduce_(part_of(reduction, unit->members[i].offset, part_elements(&unit->members[i])),
                                unit->all->options.divisor != 0 ? TUTTI_SUM : TUTTI_AVG, unit->all->options.replicas);
+    tt_tensor *reduced = is_offloaded(unit) ? tt_to_device(reduction, unit->device) : reduction;
     for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++)
         if (unit->in_reduction[i])
-            settle_member(unit, &unit->members[i]);
+            settle_member(unit, &unit->members[i], reduced);
     unit->reduction = NULL;
     tu_tensor_drop(reduction);
     tt_grad_mode(recording);

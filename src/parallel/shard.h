@@ -4,6 +4,9 @@
  * the other, on symmetric memory; `sent`, the same in the dtype that is gathered; and `whole`, whose storage is freed
  * when the unit is not in use. A parameter is a leaf over a part of each: the shard, which the optimizer sees, and the
  * whole one, which autograd sees. Both are made once.
+ *
+ * A parameter may be cut along any dimension: in flat tensors its rows, which are slices along that dimension, lie one
+ * after the other, and the leaves are views with the dimension back in its place.
  */
 #ifndef TU_PARALLEL_SHARD_H
 #define TU_PARALLEL_SHARD_H
@@ -35,11 +38,13 @@ typedef struct tu_shard_member {
     int slot_count;
     tt_tensor *original;       /* until it is cut; held */
     tu_shape shape;            /* of the whole */
+    int dim;                   /* along which it is cut; a row is a slice along it */
     int64_t rows, part, width; /* rows in all, rows of a part, elements of a row */
     int64_t own;               /* rows that this rank really has */
     int64_t offset;            /* in the flat shard */
     tt_tensor *shard, *whole;  /* leaves; held */
-    tt_tensor *sent, *landing; /* flat, with their padding: what is gathered, and where it goes; held */
+    tt_tensor *sent, *landing; /* flat, with their padding: what is gathered, NULL where the unit has none, and where
+                                  it goes; held */
     tt_hook *hook;
     bool trained, arrived;
 } tu_shard_member;
@@ -51,9 +56,13 @@ struct tu_shard_unit {
     int count, trained; /* members, and those that require grad */
     tu_shard_member *members;
     tutti_dtype dtype, gathered_dtype;
-    int64_t elements;        /* of the flat shard */
-    tt_tensor *shard, *sent; /* the same where nothing is cast; held */
+    tutti_device device, gathered_device; /* of the shard; of what is computed with */
+    int64_t elements;                     /* of the flat shard */
+    tt_tensor *shard, *sent; /* the same where nothing is cast; `sent` is NULL where shards are on another device: it is
+                                made for each gather then; held */
     tt_tensor *whole;        /* held */
+    tt_tensor *kept;         /* after a forward: the parts of this rank's smaller group; its storage is freed like the
+                                whole one's; NULL where there is no such group; held */
     tt_tensor **peers;       /* every rank's `shard`, by rank; held */
     tu_shard_state states[TU_STEP_STATES];
     tt_hook *before, *after; /* around the module's forward */
@@ -67,9 +76,12 @@ struct tu_shard_unit {
 
 struct tt_fully_sharded {
     atomic_int references; /* the caller's, one per hook on a result, one per compiled function that looked at it */
+    bool begun;            /* slots have shards */
     bool released;
     tt_module *root; /* held */
     tutti_group *group;
+    tutti_device device; /* of the shards */
+    tutti_group *near;   /* over which units stay cut after the forward; held, or NULL */
     tt_fully_sharded_options options;
     int unit_count;
     tu_shard_unit *units; /* the root's last */
@@ -96,6 +108,10 @@ struct tt_fully_sharded {
 tutti_status tu_shard_cut(tu_shard_unit *unit);
 /* Begins to gather a unit, unless it is gathered; its slots have whole parameters then. */
 void tu_shard_gather(tu_shard_unit *unit);
+/* The same for a backward: from what the forward left in the smaller group, where it left something. */
+void tu_shard_gather_back(tu_shard_unit *unit);
+/* Frees it after a forward, but for the part that this rank keeps for its smaller group. */
+void tu_shard_shrink(tu_shard_unit *unit);
 bool tu_shard_is_gathered(const tu_shard_unit *unit);
 /* What was done, and how much is gathered now. */
 void tu_shard_count(const tt_fully_sharded *all, tt_fully_sharded_counts *counts);
@@ -112,6 +128,10 @@ tt_tensor **tu_shard_peers(tt_tensor *x, tutti_group *group);
 void tu_shard_peers_free(tt_tensor **peers, int count);
 /* The part of a flat tensor, cut like a shard, that is this member's rows. */
 tt_tensor *tu_shard_rows(tt_tensor *flat, const tu_shard_member *member);
+/* A flat tensor of `rows` rows as a part of the parameter: a view. */
+tt_tensor *tu_shard_shaped(tt_tensor *flat, const tu_shard_member *member, int64_t rows);
+/* This rank's rows of a whole parameter, or of what is cut like one: a view. */
+tt_tensor *tu_shard_own(tt_tensor *whole, const tu_shard_member *member);
 /* Gives back what a unit has, but for its members' names and slots (shard.c). */
 void tu_shard_clear(tu_shard_unit *unit);
 

@@ -153,8 +153,10 @@ static void after_forward(const tt_hook_context *context, tt_module *module, tt_
     all->back = all->ended_count;
     all->order_known = all->order_known || (is_root && count > 0 && tu_self()->pending == TUTTI_OK);
     bool keep = all->options.reshard == TT_RESHARD_NEVER || (all->options.reshard == TT_RESHARD_UNITS && is_root);
-    if (!keep || !awaited)
+    if (!awaited)
         tu_shard_free(unit);
+    else if (!keep)
+        tu_shard_shrink(unit);
     if (is_root && !awaited) /* a unit that was gathered ahead and not used */
         for (int i = 0; i < all->unit_count; i++)
             tu_shard_free(&all->units[i]);
@@ -193,7 +195,7 @@ static void gather_previous(tu_shard_unit *unit) {
         return;
     all->back = at - 1;
     if (at > 1 && !all->options.no_prefetch)
-        tu_shard_gather(all->ended[at - 2]);
+        tu_shard_gather_back(all->ended[at - 2]);
 }
 
 static tt_tensor *before_backward(const tt_hook_context *context, tt_tensor *grad) {
@@ -215,7 +217,7 @@ static tt_tensor *before_backward(const tt_hook_context *context, tt_tensor *gra
     if (!all->callback)
         all->callback = tt_backward_callback(finish, all);
     all->backward = tu_backward_number();
-    tu_shard_gather(unit);
+    tu_shard_gather_back(unit);
     gather_previous(unit);
     return NULL;
 }
@@ -287,6 +289,7 @@ static void drop_all(void *owner) {
     tu_tensor_drop(all->marks);
     tt_module_release(all->root);
     tutti_group_release(all->group);
+    tutti_group_release(all->near);
     tutti_group_release(all->options.replicas);
     free(all->order);
     free(all->ended);

@@ -80,7 +80,11 @@ static tutti_status visit(walk *way, tt_module *module, int unit, const char *pa
     tt_fully_sharded *all = way->all;
     if (tu_map_get(&way->modules, module) != NULL)
         return TUTTI_OK;
-    tutti_status status = tu_map_set(&way->modules, module, module);
+    tutti_status status = module->sharded ? tu_error(TUTTI_ERROR_STATE,
+                                                     "fully_shard: parameters of module \"%s\" are shards already; "
+                                                     "release that sharding first, or list all units in one call",
+                                                     path)
+                                          : tu_map_set(&way->modules, module, module);
     for (int i = 0; i < all->unit_count && status == TUTTI_OK; i++)
         if (all->units[i].module == module) {
             unit = i;
@@ -115,9 +119,14 @@ static tutti_status check_units(const tt_fully_sharded *all) {
 
 static tutti_status check_member(const tu_shard_unit *unit, const tu_shard_member *member) {
     const tt_tensor *x = member->original, *first = unit->members[0].original;
-    if (x->device != TUTTI_CPU)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "fully_shard: parameter \"%s\" is on device %s; shards are on the CPU",
-                        member->name, tutti_device_name(x->device));
+    const tu_shard_member *any = unit->all->members[0];
+    if (x->device == TUTTI_META)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "fully_shard: parameter \"%s\" is on device meta, and has no values",
+                        member->name);
+    if (x->device != any->original->device)
+        return tu_error(
+            TUTTI_ERROR_ARGUMENT, "fully_shard: parameter \"%s\" is on device %s, and \"%s\" on %s; all must be on one",
+            member->name, tutti_device_name(x->device), any->name, tutti_device_name(any->original->device));
     if (x->dtype != first->dtype)
         return tu_error(
             TUTTI_ERROR_ARGUMENT,
@@ -131,6 +140,26 @@ static tutti_status check_member(const tu_shard_unit *unit, const tu_shard_membe
                         "fully_shard: parameter \"%s\" has hooks, which its shards would not run; hang them on the "
                         "shards, after the call",
                         member->name);
+    return TUTTI_OK;
+}
+
+/* Along which dimension a member is cut. */
+static tutti_status choose_dimension(tu_shard_member *member) {
+    const tt_fully_sharded *all = member->unit->all;
+    const tt_tensor *x = member->original;
+    int ranks = tutti_group_size(all->group);
+    if (all->options.dimension == NULL)
+        return TUTTI_OK;
+    member->dim = all->options.dimension(all->options.user, member->name, x);
+    if (member->dim < 0 || member->dim >= (x->ndim > 0 ? x->ndim : 1))
+        return tu_error(TUTTI_ERROR_RANGE, "fully_shard: dimension %d of parameter \"%s\" (%s) does not exist",
+                        member->dim, member->name, tu_describe(x));
+    if (member->dim > 0 && x->sizes[member->dim] % ranks != 0)
+        return tu_error(
+            TUTTI_ERROR_ARGUMENT,
+            "fully_shard: parameter \"%s\" is %s, and cannot be cut along dimension %d into %d equal parts; "
+            "along dimension 0 parts may be unequal",
+            member->name, tu_describe(x), member->dim, ranks);
     return TUTTI_OK;
 }
 
@@ -159,8 +188,13 @@ static tutti_status hand_out(walk *way) {
         unit->dtype = unit->gathered_dtype = unit->members[0].original->dtype;
         if (all->options.param_dtype != 0 && tu_is_float(unit->dtype))
             unit->gathered_dtype = all->options.param_dtype;
+        unit->device = member->original->device;
+        unit->gathered_device = all->options.device != 0 ? all->options.device : unit->device;
+        all->device = unit->device;
         all->members[all->member_count] = member;
         tutti_status status = check_member(unit, member);
+        if (status == TUTTI_OK)
+            status = choose_dimension(member);
         if (status != TUTTI_OK) {
             all->member_count++;
             return status;
@@ -189,17 +223,26 @@ static tutti_status find_members(tt_fully_sharded *all) {
 }
 
 /* Unit by unit, as ranks cut them: so one that lists its units in another order is told. */
-static tt_named_list originals(const tt_fully_sharded *all) {
+static tt_named_list originals(const tt_fully_sharded *all, int **cuts) {
     size_t count = (size_t)all->member_count, at = 0;
     tt_tensor **tensors = tu_scope_memory((count + 1) * sizeof *tensors);
     const char **names = tu_scope_memory((count + 1) * sizeof *names);
-    for (int i = 0; tensors != NULL && names != NULL && i < all->unit_count; i++)
+    *cuts = tu_scope_memory((count + 1) * sizeof **cuts);
+    if (tensors == NULL || names == NULL || *cuts == NULL)
+        return (tt_named_list){ 0, NULL, NULL };
+    for (int i = 0; i < all->unit_count; i++)
         for (int k = 0; k < all->units[i].count; k++, at++) {
             tensors[at] = all->units[i].members[k].original;
             names[at] = all->units[i].members[k].name;
+            (*cuts)[at] = all->units[i].members[k].dim;
         }
-    return tensors != NULL && names != NULL ? (tt_named_list){ count, tensors, names }
-                                            : (tt_named_list){ 0, NULL, NULL };
+    return (tt_named_list){ count, tensors, names };
+}
+
+static void mark_modules(const tt_fully_sharded *all, bool sharded) {
+    for (int i = 0; i < all->member_count; i++)
+        for (int k = 0; k < all->members[i]->slot_count; k++)
+            all->members[i]->slots[k].module->sharded = sharded;
 }
 
 /* From here on slots have shards, and nobody needs the originals. */
@@ -211,14 +254,31 @@ static void swap_in(tt_fully_sharded *all) {
         tu_tensor_drop(member->original);
         member->original = NULL;
     }
+    mark_modules(all, true);
+    all->begun = true;
+}
+
+/* A tensor there has the device's own number, where the current one was asked for. */
+static void find_device(tutti_device *device) {
+    if (*device == 0)
+        return;
+    *device = tt_device_of(tt_empty(tt_shape(0), TUTTI_F32, TUTTI_OPTIONS(tt_options, .device = *device)));
+    if (tu_self()->pending == TUTTI_OK && *device == TUTTI_META)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "fully_shard: nothing can be computed on device meta");
 }
 
 static void set_up(tt_fully_sharded *all) {
-    tu_pending_take(find_members(all));
-    tt_named_list named = originals(all);
-    tu_parallel_agree("fully_shard", named, all->group); /* also with an error pending, which the others must hear of */
+    int *cuts;
+    find_device(&all->options.device);
+    if (tu_self()->pending == TUTTI_OK)
+        tu_pending_take(find_members(all));
+    tt_named_list named = originals(all, &cuts);
+    /* Also with an error pending, which the others must hear of. */
+    tu_parallel_agree("fully_shard", named, cuts, all->group);
     if (tu_self()->pending == TUTTI_OK && all->options.replicas != NULL)
-        tu_parallel_agree("fully_shard", named, all->options.replicas);
+        tu_parallel_agree("fully_shard", named, cuts, all->options.replicas);
+    if (tu_self()->pending == TUTTI_OK && all->options.near_ranks != 0)
+        tu_pending_take(tutti_group_new_subgroups(all->group, all->options.near_ranks, NULL, NULL, &all->near));
     if (tu_self()->pending == TUTTI_OK && !all->options.own_values) {
         tu_parallel_broadcast(tt_tensors_of(named.count, named.at), 0, all->group);
         if (all->options.replicas != NULL)
@@ -253,6 +313,19 @@ static tutti_status take_options(const tt_fully_sharded_options *options, tt_ful
     return status;
 }
 
+static tutti_status check_near(const tt_fully_sharded_options *full, tutti_group *group) {
+    int ranks = tutti_group_size(group), near = full->near_ranks;
+    if (near != 0 && (near <= 1 || near >= ranks || ranks % near != 0))
+        return tu_error(TUTTI_ERROR_ARGUMENT,
+                        "fully_shard: near_ranks is %d; it must divide the %d ranks of the group, and be neither 1 nor "
+                        "all of them",
+                        near, ranks);
+    if (near != 0 && full->reshard == TT_RESHARD_NEVER)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "fully_shard: near_ranks is %d, and reshard says that units stay whole",
+                        near);
+    return TUTTI_OK;
+}
+
 static tt_fully_sharded *allocate(tt_module *root, size_t count, tt_module *const *units) {
     tt_fully_sharded *all = calloc(1, sizeof *all);
     tu_shard_unit *array = calloc(count + 1, sizeof *array);
@@ -285,6 +358,8 @@ tt_fully_sharded *tt_fully_shard(tt_module *root, size_t count, tt_module *const
         tu_fail(TUTTI_ERROR_ARGUMENT, "fully_shard: %s is NULL", absent);
         return NULL;
     }
+    if (tu_pending_take(check_near(&full, group)) != TUTTI_OK)
+        return NULL;
     tt_fully_sharded *all = allocate(root, count, units);
     if (all == NULL)
         return NULL;
@@ -305,6 +380,8 @@ void tt_fully_sharded_release(tt_fully_sharded *sharded) {
     if (sharded == NULL)
         return;
     sharded->released = true;
+    if (sharded->begun) /* else another one may have them */
+        mark_modules(sharded, false);
     for (int i = 0; i < sharded->unit_count; i++) {
         tu_shard_unit *unit = &sharded->units[i];
         tu_shard_free(unit);
@@ -404,12 +481,6 @@ static tt_tensor *fitting(const tu_shard_member *member, tt_named_list given) {
     return NULL;
 }
 
-static void take_rows(const tu_shard_member *member, tt_tensor *whole) {
-    int64_t first = member->own > 0 ? tutti_group_rank(member->unit->all->group) * member->part : 0;
-    tt_tensor *rows = member->shape.ndim > 0 ? whole : tt_view(whole, tt_shape(1));
-    tt_copy_(member->shard, tt_narrow(rows, 0, first, member->own));
-}
-
 bool tt_fully_sharded_set_parameters(tt_fully_sharded *sharded, tt_named_list parameters) {
     if (!usable("fully_sharded_set_parameters", sharded))
         return false;
@@ -421,7 +492,8 @@ bool tt_fully_sharded_set_parameters(tt_fully_sharded *sharded, tt_named_list pa
     for (int i = 0; i < sharded->unit_count && tu_self()->pending == TUTTI_OK; i++)
         tu_shard_free(&sharded->units[i]); /* what was gathered is out of date */
     for (int i = 0; i < sharded->member_count && tu_self()->pending == TUTTI_OK; i++)
-        take_rows(sharded->members[i], found[i]);
+        tt_copy_(sharded->members[i]->shard,
+                 tt_to_device(tu_shard_own(found[i], sharded->members[i]), sharded->device));
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
     return tu_self()->pending == TUTTI_OK;

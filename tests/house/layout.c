@@ -360,6 +360,9 @@ TEST(structs_of_parallel_h_stay_as_they_are) {
     AT(tt_fully_sharded_options, divisor, 40);
     AT(tt_fully_sharded_options, watch, 48);
     AT(tt_fully_sharded_options, user, 56);
+    AT(tt_fully_sharded_options, dimension, 64);
+    AT(tt_fully_sharded_options, device, 72);
+    AT(tt_fully_sharded_options, near_ranks, 76);
     AT(tt_fully_sharded_counts, size, 0);
     AT(tt_fully_sharded_counts, units, 8);
     AT(tt_fully_sharded_counts, gathered, 12);

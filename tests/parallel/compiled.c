@@ -219,6 +219,7 @@ TEST_WORLD(data_parallel_modules_are_compiled_with_the_bits_of_eager_code_on_fou
     compare_each_way(world, &of);
 }
 
+/* F11. */
 TEST_WORLD(fully_sharded_modules_are_compiled_with_the_bits_of_eager_code_on_two_ranks, 2) {
     kind of = kind_of(true);
     compare_each_way(world, &of);
@@ -242,6 +243,25 @@ TEST_WORLD_THREADS(units_may_be_kept_and_computed_with_in_another_dtype, 2) {
         of.shards.divisor = i == 1 ? 3 : 0;
         compare_each_way(world, &of);
     }
+}
+
+static int by_columns(void *user, const char *name, const tt_tensor *parameter) {
+    (void)user, (void)name;
+    return tt_dim_count(parameter) == 2 && tt_size(parameter, 1) % 2 == 0;
+}
+
+TEST_WORLD_THREADS(units_that_are_cut_by_columns_are_compiled_too, 2) {
+    kind of = kind_of(true);
+    of.mode = TT_COMPILE_SPLIT;
+    of.shards.dimension = by_columns;
+    compare_each_way(world, &of);
+}
+
+TEST_WORLD_THREADS(units_that_stay_in_a_smaller_group_are_compiled_too, 4) {
+    kind of = kind_of(true);
+    of.mode = TT_COMPILE_SPLIT;
+    of.shards.near_ranks = 2;
+    compare_each_way(world, &of);
 }
 
 TEST_WORLD_THREADS(whether_gradients_are_reduced_is_guarded, 2) {

@@ -131,6 +131,7 @@ static void log_and_average(void *user, const tt_bucket *bucket) {
     tt_bucket_average(NULL, bucket);
 }
 
+/* F12, with the three that are marked so below. */
 TEST_WORLD(buckets_are_reduced_in_one_order_and_follow_the_backward, 2) {
     BEGIN;
     order_log log = { .count = 0 };
@@ -179,6 +180,7 @@ TEST_WORLD(buckets_hold_one_dtype_each, 2) {
 
 /* ---- batches in pieces ---- */
 
+/* F12. */
 TEST_WORLD(pieces_without_a_reduction_add_up, 2) {
     BEGIN;
     tt_module *net = net_of(1), *whole = net_of(1);
@@ -242,6 +244,7 @@ static void use_some(tutti_world *world, void *argument) {
     END;
 }
 
+/* F12. */
 TEST(parameters_without_a_part_are_found_when_asked_for) {
     tt_data_parallel_options options = TT_DATA_PARALLEL_OPTIONS_INIT;
     options.find_unused = true;
@@ -318,6 +321,33 @@ TEST_WORLD_THREADS(after_a_backward_that_failed_the_next_one_is_whole, 1) {
     tt_module_release(alone);
     tt_data_parallel_release(parallel);
     tt_module_release(net);
+    END;
+}
+
+/* F12: the only way to a gradient that is complete twice. What the backward inside leaves undone the outer one tells.
+ */
+static tt_tensor *go_back_inside(const tt_hook_context *context, tt_tensor *grad) {
+    (void)grad;
+    bool recording = tt_grad_mode(true);
+    tt_backward(loss_of(context->user, 0, 1), NULL);
+    tt_grad_mode(recording);
+    return NULL;
+}
+
+TEST_WORLD_THREADS(a_gradient_that_is_ready_twice_in_one_backward_is_told, 2) {
+    BEGIN;
+    tt_module *net = net_of(1);
+    tt_data_parallel *parallel = tt_data_parallel_new(net, group, NULL);
+    tt_tensor *hidden = tt_module_call(tt_module_child(net, "0"), batch_of(rank, 0));
+    CHECK(tt_hook_tensor(hidden, go_back_inside, net, NULL, NULL)); /* the last layers have their gradients by then */
+    tt_tensor *y = tt_module_call(tt_module_child(net, "3"), tt_module_call(tt_module_child(net, "2"), hidden));
+    CHECK(!tt_backward(tt_sum(y), NULL));
+    expect_error(TUTTI_ERROR_STATE, "got its gradient twice in one backward");
+    tt_module_zero_grad(net);
+    CHECK(tt_backward(loss_of(net, rank, 2), NULL)); /* and the next one is whole again */
+    tt_data_parallel_release(parallel);
+    tt_module_release(net);
+    CHECK(tt_wait_all(world));
     END;
 }
 
@@ -400,5 +430,7 @@ static tutti_status train_once(void *argument) {
 
 TEST(an_allocation_that_fails_leaves_nothing_behind) {
     CHECK_OK(train_once(NULL));
+    if (test_device() != TUTTI_CPU) /* the stand-in for a driver allocates too */
+        SKIP("on the CPU alone");
     test_fail_each("malloc,calloc,realloc", train_once, NULL);
 }

@@ -22,6 +22,7 @@ typedef struct board {
     int victim;
     bool in_step;   /* it dies in the middle of a step */
     bool in_reduce; /* it dies before it takes part in the last reduction of a backward */
+    bool columns;   /* matrices are cut by columns, where as many ranks as there are first have equal parts */
     atomic_int finished;
 } board;
 
@@ -67,6 +68,11 @@ static void watch(void *user, tt_shard_event event, const char *unit) {
         kill(getpid(), SIGKILL);
 }
 
+static int by_columns(void *user, const char *name, const tt_tensor *parameter) {
+    (void)user, (void)name;
+    return tt_dim_count(parameter) == 2 && tt_size(parameter, 1) == 10;
+}
+
 static tutti_status survive(tutti_world *world, void *argument) {
     board *shared = argument;
     tutti_group *group = tutti_world_group(world), *rest;
@@ -74,7 +80,9 @@ static tutti_status survive(tutti_world *world, void *argument) {
     tt_scope scope = tt_scope_open();
     net net = net_of(), alone = net_of();
     tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
+    double tolerance = shared->columns ? 1e-4 : 0; /* products with turned weights may round otherwise */
     options.watch = watch;
+    options.dimension = shared->columns ? by_columns : NULL;
     tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, group, &options);
     tt_optimizer *optimizer = tt_adamw_optimizer(net.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
     CHECK(tt_fully_sharded_protect(sharded, optimizer));
@@ -82,7 +90,7 @@ static tutti_status survive(tutti_world *world, void *argument) {
         step_together(net.root, sharded, optimizer, rank, step);
         step_alone(alone.root, reference, ranks, step);
     }
-    check_whole(sharded, alone.root, 0);
+    check_whole(sharded, alone.root, tolerance);
     CHECK_OK(tutti_barrier(group, NULL));
     doomed = rank == shared->victim;
     if (doomed && !shared->in_reduce)
@@ -98,11 +106,11 @@ static tutti_status survive(tutti_world *world, void *argument) {
     } else {
         CHECK(tt_fully_sharded_regroup(sharded, rest));
         CHECK_EQ(tt_pending_works(world), 0);
-        check_whole(sharded, alone.root, 0);
+        check_whole(sharded, alone.root, tolerance);
         for (int step = STEPS_BEFORE; step < STEPS_BEFORE + STEPS_AFTER; step++) {
             step_together(net.root, sharded, optimizer, tutti_group_rank(rest), step);
             step_alone(alone.root, reference, ranks - 1, step);
-            check_whole(sharded, alone.root, 0);
+            check_whole(sharded, alone.root, tolerance);
         }
     }
     tt_fully_sharded_release(sharded);
@@ -119,30 +127,39 @@ static tutti_status survive(tutti_world *world, void *argument) {
     return TUTTI_OK;
 }
 
-static void lose(int ranks, int victim, bool in_step, bool in_reduce) {
+static void lose(int ranks, const board *how) {
     board *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
-    shared->victim = victim;
-    shared->in_step = in_step;
-    shared->in_reduce = in_reduce;
+    *shared = *how;
     CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, ranks, survive, shared), TUTTI_ERROR_DEAD);
     CHECK_EQ(atomic_load(&shared->finished), ranks - 1);
     munmap(shared, sizeof *shared);
 }
 
 TEST(survivors_go_on_with_what_the_dead_rank_had) {
-    lose(4, 2, false, false);
-    lose(3, 0, false, false);
-    lose(2, 1, false, false);
+    lose(3, &(board){ .victim = 0 });
+    if (test_device() != TUTTI_CPU) /* slow, with a stand-in for it */
+        return;
+    lose(4, &(board){ .victim = 2 });
+    lose(2, &(board){ .victim = 1 });
 }
 
 TEST(a_death_while_gradients_are_reduced_lets_them_go_on_too) {
-    lose(3, 1, false, true);
-    lose(4, 3, false, true);
+    lose(3, &(board){ .victim = 1, .in_reduce = true });
+    if (test_device() == TUTTI_CPU)
+        lose(4, &(board){ .victim = 3, .in_reduce = true });
+}
+
+/* 10 columns, first in five equal parts, then in 3, 3, 3 and 1. */
+TEST(survivors_go_on_with_columns_too) {
+    if (test_device() == TUTTI_CPU) /* so many do not fit onto one GPU */
+        lose(5, &(board){ .victim = 4, .columns = true });
+    else
+        lose(2, &(board){ .victim = 1, .columns = true });
 }
 
 TEST(a_death_in_the_middle_of_a_step_asks_for_a_checkpoint) {
-    lose(3, 1, true, false);
+    lose(3, &(board){ .victim = 1, .in_step = true });
 }
 
 /* ---- a death at any allocation ---- */
@@ -185,7 +202,7 @@ static tutti_status die_somewhere(tutti_world *world, void *argument) {
     step_alone(alone.root, reference, ranks, 0);
     CHECK(tt_backward(weighted_loss(net.root, rank, 1), NULL));
     for (size_t i = 0; i < tt_module_parameters(net.root).count; i++)
-        CHECK(tt_wait(tt_grad(tt_module_parameters(net.root).at[i])) != NULL);
+        CHECK(test_settle(tt_grad(tt_module_parameters(net.root).at[i])) != NULL);
     CHECK_OK(tutti_barrier(group, NULL)); /* all have their gradients: a death takes nobody's step away */
     if (rank == 1 && shared->step > 0)
         test_kill_arm(allocations, shared->step);
@@ -240,14 +257,14 @@ static bool die_at(int step, int regroup) {
 }
 
 TEST_LIMIT(wherever_in_a_step_a_rank_dies_the_others_have_all_or_are_told, 300) {
-    int deaths = 0, apart = test_sanitized() ? 7 : 2;
+    int deaths = 0, apart = test_sanitized() ? 7 : test_device() != TUTTI_CPU ? 20 : 2;
     while (die_at(1 + deaths * apart, 0))
         deaths++;
     CHECK(deaths > 0);
 }
 
 TEST_LIMIT(wherever_another_dies_while_they_cut_anew_the_others_have_all_or_are_told, 300) {
-    int deaths = 0, apart = test_sanitized() ? 400 : 101;
+    int deaths = 0, apart = test_sanitized() ? 400 : test_device() != TUTTI_CPU ? 1500 : 101;
     while (die_at(0, 1 + deaths * apart))
         deaths++;
     CHECK(deaths > 0);

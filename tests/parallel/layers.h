@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What tests of fully sharded training train.
+ */
+#ifndef TESTS_PARALLEL_LAYERS_H
+#define TESTS_PARALLEL_LAYERS_H
+
+#include "support.h"
+
+enum {
+    LAYERS = 4
+};
+
+/* Layers of 10 rows, which 4 ranks cut into 3, 3, 3 and 1; a unit each, and a norm of the root's own. */
+typedef struct net {
+    tt_module *root, *units[LAYERS];
+} net;
+
+static inline net net_of(int seed) {
+    net made;
+    tt_module *modules[LAYERS + 1];
+    tt_seed((uint64_t)seed, 0);
+    for (int i = 0; i < LAYERS; i++) {
+        tt_module *pair[] = { tt_linear_module(i == 0 ? 5 : 10, 10, true, TUTTI_F32),
+                              tt_function_module("relu", tt_relu) };
+        made.units[i] = modules[i] = tt_sequential_module(2, pair);
+    }
+    modules[LAYERS] = tt_layer_norm_module(10, 1e-5, TUTTI_F32);
+    made.root = tt_sequential_module(LAYERS + 1, modules);
+    return made;
+}
+
+/* Two that were compared: one of all ranks, and one that each rank has alone. */
+static inline void end_pair(tt_fully_sharded *sharded, tt_optimizer *optimizer, tt_optimizer *reference, net *ours,
+                            net *alone) {
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(ours->root);
+    tt_module_release(alone->root);
+}
+
+static inline tt_fully_sharded *shard(const net *of, tutti_group *group, const tt_fully_sharded_options *options) {
+    return tt_fully_shard(of->root, LAYERS, of->units, group, options);
+}
+
+#endif
