@@ -6,11 +6,14 @@
  *     $ tutti run -n 4 ./gpt --mode data --steps 4
  *     $ tutti run -n 4 ./gpt --mode sharded --tensor 2 --steps 4
  *     $ tutti run --survive -n 4 ./gpt --kill 2 --at 2 --steps 4
+ *     $ tutti run -n 2 ./gpt --device cuda --steps 4
  *     $ tutti run --refill 1 -n 4 ./gpt --kill 2 --at 2 --steps 4 --replace 1 --checkpoint /tmp/gpt
  *
  *     --text FILE       what is learned; default: a sentence
  *     --mode MODE       data, or sharded, the default
  *     --tensor N        ranks that share each layer; default 1
+ *     --device DEVICE   where it is computed: cpu, the default, or cuda
+ *     --offload 1       parameters and optimizer stay in memory of the host all the same; sharded alone
  *     --steps N         default 20
  *     --checkpoint DIR  goes on from what is there, and writes there after every --every N steps (50); sharded alone
  *     --save FILE       writes all parameters at the end
@@ -40,9 +43,9 @@ enum {
 };
 
 typedef struct settings {
-    const char *text, *save, *results, *checkpoint;
+    const char *text, *save, *results, *checkpoint, *device;
     bool sharded;
-    int steps, tensor, write, kill_rank, kill_step, every, replace;
+    int steps, tensor, write, kill_rank, kill_step, every, replace, offload;
 } settings;
 
 /* Everything that a rank trains with. `group` computes other batches than this rank; `layer` shares layers with it. */
@@ -50,6 +53,7 @@ typedef struct training {
     const settings *set;
     tutti_world *world;
     tutti_group *group, *layer;
+    tutti_device device;
     tt_module *model, *blocks[LAYERS];
     tt_fully_sharded *sharded;
     tt_data_parallel *parallel;
@@ -105,8 +109,10 @@ static tt_module *block_of(const tt_tensor_parallel_options *how) {
 static void build(training *run) {
     tt_tensor_parallel_options cut = { .size = sizeof cut, .group = run->layer };
     const tt_tensor_parallel_options *how = run->layer != NULL ? &cut : NULL;
+    tt_fully_sharded_options options = { .size = sizeof options, .device = run->device };
     tt_module *modules[LAYERS + 3];
     tt_seed(1, 0);
+    tt_default_device_set(run->set->offload ? TUTTI_CPU : run->device);
     modules[0] = how != NULL ? tt_vocabulary_embedding_module(LETTERS, WIDTH, how)
                              : tt_embedding_module(LETTERS, WIDTH, TUTTI_F32);
     for (int i = 0; i < LAYERS; i++)
@@ -116,12 +122,13 @@ static void build(training *run) {
                                       : tt_linear_module(WIDTH, LETTERS, false, TUTTI_F32);
     run->model = tt_sequential_module(LAYERS + 3, modules);
     if (run->set->sharded)
-        run->sharded = tt_fully_shard(run->model, LAYERS, run->blocks, run->group, NULL);
+        run->sharded = tt_fully_shard(run->model, LAYERS, run->blocks, run->group, &options);
     else
         run->parallel = tt_data_parallel_new(run->model, run->group, NULL);
     run->optimizer = tt_adamw_optimizer(run->model, TUTTI_OPTIONS(tt_adamw, .learning_rate = 3e-3));
     if (run->sharded != NULL)
         tt_fully_sharded_protect(run->sharded, run->optimizer);
+    tt_default_device_set(run->device);
 }
 
 /* ---- a step ---- */
@@ -167,7 +174,7 @@ static void take_step(training *run) {
     tt_tensor *inputs, *targets;
     tt_schedule_apply(&schedule, run->optimizer);
     tt_tokens_batch(run->tokens, run->step, &inputs, &targets);
-    tt_tensor *loss = loss_of(run, inputs, targets);
+    tt_tensor *loss = loss_of(run, tt_to_device(inputs, run->device), tt_to_device(targets, run->device));
     tt_backward(loss, NULL);
     if (run->sharded != NULL)
         tt_fully_sharded_step(run->sharded);
@@ -186,6 +193,40 @@ static void take_step(training *run) {
 }
 
 /* ---- a death ---- */
+
+/* A file among the results, or NULL. */
+static FILE *result(const training *run, const char *name, const char *mode) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s", run->set->results != NULL ? run->set->results : "", name);
+    return run->set->results != NULL ? fopen(path, mode) : NULL;
+}
+
+static void die(const training *run) {
+    FILE *file = result(run, "killed.txt", "w");
+    if (file != NULL) {
+        fprintf(file, "%.6f", now()); /* one clock for all ranks of a host */
+        fclose(file);
+    }
+    kill(getpid(), SIGKILL);
+}
+
+/* How it was: when the others knew of it and went on, in milliseconds after it, and from what. */
+static void tell_death(const training *run, double seen, bool from_memory) {
+    double killed = seen;
+    FILE *file = result(run, "killed.txt", "r");
+    if (file != NULL) {
+        if (fscanf(file, "%lf", &killed) != 1)
+            killed = seen;
+        fclose(file);
+    }
+    const char *from = from_memory ? "memory" : "the last checkpoint";
+    fprintf(stderr, "\n  known after %.0f ms; %d ranks go on from %s at step %lld, %.0f ms later\n",
+            1e3 * (seen - killed), tutti_group_size(run->group), from, (long long)run->step, 1e3 * (now() - seen));
+    if ((file = result(run, "death.txt", "w")) == NULL)
+        return;
+    fprintf(file, "%.1f %.1f %d %s", 1e3 * (seen - killed), 1e3 * (now() - killed), tutti_group_size(run->group), from);
+    fclose(file);
+}
 
 /* Goes on from the folder of checkpoints, where there is one. */
 static void load(training *run) {
@@ -229,9 +270,8 @@ static tutti_status replace(training *run) {
 
 /* The survivors cut anew what all ranks had. Where ranks stopped at different places that cannot be, and a new model is
  * read from the last checkpoint. */
-static tutti_status go_on(training *run) {
+static tutti_status go_on(training *run, double seen) {
     tutti_group *rest;
-    double seen = now();
     tutti_status status = tutti_group_shrink(run->group, NULL, &rest);
     if (status != TUTTI_OK)
         return status;
@@ -251,24 +291,24 @@ static tutti_status go_on(training *run) {
     open_tokens(run);
     run->step = tt_item_int(tt_optimizer_steps(run->optimizer)); /* some may have heard of the death a little earlier */
     if (tt_error_pending() == TUTTI_OK && tutti_group_rank(rest) == 0)
-        fprintf(stderr, "\n  %d ranks go on from %s at step %lld, %.0f ms later\n", tutti_group_size(rest),
-                from_memory ? "memory" : "the last checkpoint", (long long)run->step, 1e3 * (now() - seen));
+        tell_death(run, seen, from_memory);
     return tt_error_pending();
 }
 
 static tutti_status train(training *run) {
     while (run->step < run->set->steps) {
         if (run->step == run->set->kill_step && tutti_world_rank(run->world) == run->set->kill_rank && run->first == 0)
-            kill(getpid(), SIGKILL);
+            die(run);
         tt_scope scope = tt_scope_open();
         take_step(run);
         if (run->set->checkpoint != NULL && run->sharded != NULL && run->step % run->set->every == 0)
             tt_fully_sharded_save(run->sharded, run->optimizer, run->set->checkpoint);
         tutti_status status = tt_scope_close(&scope);
+        double seen = now();
         if (status == TUTTI_ERROR_DEAD && run->sharded != NULL && run->layer == NULL) {
             if (tutti_world_rank(run->world) == (run->set->kill_rank == 0))
                 fprintf(stderr, "\n  %s\n", tutti_error_message());
-            status = go_on(run);
+            status = go_on(run, seen);
         }
         if (status != TUTTI_OK)
             return status;
@@ -306,9 +346,7 @@ static void write_text(training *run) {
         printf("\n%s\n", text);
     if (run->set->results == NULL || tutti_group_rank(run->group) != 0)
         return;
-    char path[4096];
-    snprintf(path, sizeof path, "%s/text.txt", run->set->results);
-    FILE *file = fopen(path, "w");
+    FILE *file = result(run, "text.txt", "w");
     if (file != NULL) {
         fputs(text, file);
         fclose(file);
@@ -329,11 +367,11 @@ static void save(training *run) {
 
 static void tell_memory(training *run) {
     tt_fully_sharded_counts counts = TT_FULLY_SHARDED_COUNTS_INIT;
-    char path[4096];
+    char name[64];
     if (run->sharded != NULL)
         tt_fully_sharded_count(run->sharded, &counts);
-    snprintf(path, sizeof path, "%s/memory-%d.json", run->set->results, tutti_world_rank(run->world));
-    FILE *file = fopen(path, "w");
+    snprintf(name, sizeof name, "memory-%d.json", tutti_world_rank(run->world));
+    FILE *file = result(run, name, "w");
     if (file != NULL) {
         fprintf(file, "{\"rank\":%d,\"shards\":%lld,\"gathered\":%lld,\"ranks\":%d},", tutti_world_rank(run->world),
                 (long long)counts.shard_bytes, (long long)counts.most_gathered_bytes, tutti_group_size(run->group));
@@ -364,8 +402,10 @@ static void meet(training *run) {
 }
 
 static void begin(training *run) {
-    char path[4096];
     meet(run);
+    run->device = TUTTI_CPU;
+    if (run->set->device != NULL && tutti_device_parse(run->set->device, &run->device) != TUTTI_OK)
+        tt_error_set(TUTTI_ERROR_ARGUMENT, tutti_error_message());
     build(run);
     load(run);
     run->first = run->step = tt_item_int(tt_optimizer_steps(run->optimizer));
@@ -380,8 +420,7 @@ static void begin(training *run) {
         return;
     run->progress = tt_progress_new(
         TUTTI_OPTIONS(tt_progress_options, .steps = run->set->steps, .done = run->step, .world = run->world));
-    snprintf(path, sizeof path, "%s/loss.json", run->set->results != NULL ? run->set->results : "");
-    run->losses = run->set->results != NULL ? fopen(path, "w") : NULL;
+    run->losses = result(run, "loss.json", "w");
 }
 
 static tutti_status rank_main(tutti_world *world, void *argument) {
@@ -426,7 +465,8 @@ static bool take(settings *set, const char *name, const char *value) {
                   { "--at", &set->kill_step, NULL },          { "--text", NULL, &set->text },
                   { "--checkpoint", NULL, &set->checkpoint }, { "--every", &set->every, NULL },
                   { "--replace", &set->replace, NULL },       { "--save", NULL, &set->save },
-                  { "--results", NULL, &set->results } };
+                  { "--results", NULL, &set->results },       { "--device", NULL, &set->device },
+                  { "--offload", &set->offload, NULL } };
     if (strcmp(name, "--mode") == 0) {
         set->sharded = strcmp(value, "sharded") == 0;
         return set->sharded || strcmp(value, "data") == 0;
@@ -451,6 +491,10 @@ int main(int argc, char **argv) {
         }
     if (set.replace && (set.checkpoint == NULL || !set.sharded || set.tensor > 1)) {
         fprintf(stderr, "gpt: --replace needs --checkpoint and --mode sharded without --tensor\n");
+        return 2;
+    }
+    if (set.offload && !set.sharded) {
+        fprintf(stderr, "gpt: --offload needs --mode sharded\n");
         return 2;
     }
     return tutti_main(4, rank_main, &set);
