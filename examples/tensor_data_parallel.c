@@ -2,26 +2,17 @@
  *
  * Data parallel training: every rank has the whole net and a part of the data, and gradients are averaged while the
  * backward still runs. All ranks end with the same weights.
- *
- *     $ tensor_data_parallel                  (four ranks, started by itself)
- *     $ tutti run -n 4 ./tensor_data_parallel
+ *     $ tutti run -n 4 ./tensor_data_parallel         (without `tutti run`: four ranks, started by itself)
  *     step   0: loss 0.67
- *     …
- *     the same weights on 4 ranks
  */
 #include <stdio.h>
 
 #include <tutti/tensors.h>
 #include <tutti/tutti.h>
 
-enum {
-    STEPS = 200,
-    ROWS = 32 /* of each rank */
-};
-
-/* Two numbers, and whether the point of that place lies in a ring. */
+/* 32 points of this rank, and whether each lies in a ring. */
 static void draw(tt_tensor **points, tt_tensor **inside) {
-    *points = tt_mul_scalar(tt_randn(tt_shape(ROWS, 2), TUTTI_F32, NULL), 1.2);
+    *points = tt_mul_scalar(tt_randn(tt_shape(32, 2), TUTTI_F32, NULL), 1.2);
     tt_tensor *distance = tt_sum_dims(tt_square(*points), tt_shape(1), false);
     *inside = tt_to(tt_mul(tt_gt(distance, tt_number(0.5)), tt_lt(distance, tt_number(2.5))), TUTTI_I64);
 }
@@ -38,7 +29,7 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
     tt_module *net = tt_sequential_module(5, layers);
     tt_data_parallel *parallel = tt_data_parallel_new(net, group, NULL);
     tt_optimizer *optimizer = tt_adamw_optimizer(net, TUTTI_OPTIONS(tt_adamw, .learning_rate = 0.01));
-    for (int step = 0; step < STEPS && tt_error_pending() == TUTTI_OK; step++) {
+    for (int step = 0; step < 200 && tt_error_pending() == TUTTI_OK; step++) {
         tt_tensor *points, *inside;
         tt_scope inner = tt_scope_open();
         draw(&points, &inside);
@@ -47,10 +38,11 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
         tt_optimizer_step(optimizer);
         tt_optimizer_zero_grad(optimizer);
         double mean = tt_item(tt_all_reduce(tt_detach(loss), TUTTI_AVG, group));
-        if (rank == 0 && (step % 40 == 0 || step == STEPS - 1))
+        if (rank == 0 && (step % 40 == 0 || step == 199))
             printf("step %3d: loss %.2f\n", step, mean);
-        if (tt_scope_close(&inner) != TUTTI_OK)
-            break;
+        tutti_status status = tt_scope_close(&inner);
+        if (status != TUTTI_OK)
+            tt_error_set(status, tutti_error_message()); /* stays pending, and ends the loop */
     }
     tt_tensor *weight = tt_module_parameter(tt_module_child(net, "0"), "weight");
     bool same = tt_equal(weight, tt_broadcast(weight, 0, group));
@@ -58,9 +50,9 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
     tt_optimizer_release(optimizer);
     tt_module_release(net);
     tutti_status status = tt_scope_close(&scope);
-    if (status == TUTTI_OK && rank == 0)
-        printf("%s weights on %d ranks\n", same ? "the same" : "DIFFERENT", tutti_group_size(group));
-    return status == TUTTI_OK && !same ? TUTTI_ERROR_STATE : status;
+    if (same && rank == 0)
+        printf("the same weights on %d ranks\n", tutti_group_size(group));
+    return status != TUTTI_OK || same ? status : TUTTI_ERROR_STATE;
 }
 
 int main(void) {
