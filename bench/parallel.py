@@ -104,12 +104,12 @@ def main():
     options = parser.parse_args()
     program = pathlib.Path(options.build) / "bench/parallel"
     has_torch = subprocess.run([options.python, "-c", "import torch"], capture_output=True).returncode == 0
-    modes = [("single", 1), ("local", options.ranks), ("data", options.ranks), ("sharded", options.ranks)]
+    modes = [("single", 1), ("local", options.ranks), ("filled", options.ranks), ("data", options.ranks), ("sharded", options.ranks)]
     ours, theirs = {}, {}
     for _ in range(options.rounds):
         for mode, ranks in modes:
             ours.setdefault(mode, []).append(measure([program, mode, str(ranks), str(options.steps)]))
-            if has_torch and mode != "local":
+            if has_torch and mode not in ("local", "filled"):
                 theirs.setdefault(mode, []).append(measure([options.python, __file__, "--torch", mode, str(ranks), str(options.steps)]))
 
     def median(rows, key):
@@ -126,8 +126,15 @@ def main():
         else:
             line += f" {'':11} {'':7} {peak / 2**20:10.0f}"
         print(line)
-    alone, shown = median(ours["data"], "reduce"), median(ours["data"], "step") - median(ours["local"], "step")
-    print(f"reductions of a step alone {1e3 * alone:.1f} ms, of which {max(0, min(1, 1 - shown / alone)):.2f} are hidden in a data parallel step")
+    # Of one rank: activations, and 16 bytes per parameter (it, its gradient, two of AdamW). Sharded: of those 16 a part, and what is whole at a time, with
+    # the gradients of one unit.
+    parameters, gathered = ours["sharded"][0]["parameters"], ours["sharded"][0]["gathered"]
+    taken, alone = median(ours["sharded"], "taken"), median(ours["single"], "taken")
+    formula = alone - 16 * parameters * (1 - 1 / options.ranks) + 1.5 * gathered
+    print(f"memory that steps take: one rank {alone / 2**20:.0f} MiB, sharded {taken / 2**20:.0f} MiB, by the formula {formula / 2**20:.0f} MiB: {taken / formula:.2f}")
+    alone, shown = median(ours["data"], "reduce"), median(ours["data"], "step") - median(ours["filled"], "step")
+    print(f"reductions of a step alone {1e3 * alone:.1f} ms, of which {max(0, min(1, 1 - shown / alone)):.2f} are hidden in a data parallel step "
+          f"({1e3 * shown:.1f} ms more than where buckets are filled and not reduced)")
     print(f"scaling from 1 to {options.ranks} ranks: {median(ours['single'], 'step') / median(ours['data'], 'step'):.2f} (data), "
           f"{median(ours['single'], 'step') / median(ours['sharded'], 'step'):.2f} (sharded)")
 
