@@ -6,7 +6,6 @@
  *     $ tutti run -n 4 ./gpt --mode data --steps 4
  *     $ tutti run -n 4 ./gpt --mode sharded --tensor 2 --steps 4
  *     $ tutti run --survive -n 4 ./gpt --kill 2 --at 2 --steps 4
- *     $ tutti run -n 2 ./gpt --device cuda --steps 4
  *     $ tutti run --refill 1 -n 4 ./gpt --kill 2 --at 2 --steps 4 --replace 1 --checkpoint /tmp/gpt
  *
  *     --text FILE       what is learned; default: a sentence
