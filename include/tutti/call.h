@@ -33,6 +33,13 @@ typedef enum tutti_algorithm {
     TUTTI_ALGORITHM_TREE = 5 /* through one leader per cache or NUMA domain: barrier and broadcast */
 } tutti_algorithm;
 
+/* In which order a reduction adds. */
+typedef enum tutti_order {
+    TUTTI_ORDER_RANK = 0, /* 0 to n - 1: the same bits wherever and however it runs */
+    TUTTI_ORDER_ANY = 1   /* whatever is quickest; all ranks still get the same bits. It matters between hosts:
+                             docs/hosts.md. tutti_group_ran tells what ran. */
+} tutti_order;
+
 /* What a receive got. Set `size` before the call (TUTTI_RECEIVED_INIT does). */
 typedef struct tutti_received {
     size_t size;
@@ -71,6 +78,7 @@ typedef struct tutti_call {
     tutti_device device;  /* where the buffers lie, so that nobody has to find out; 0: it is found out */
     const tutti_strided *strided_in;  /* of a send: how the elements of its input lie; NULL: one after the other */
     const tutti_strided *strided_out; /* of a receive: likewise its output */
+    tutti_order order;                /* of a reduction, the same on all ranks */
 } tutti_call;
 #define TUTTI_CALL_INIT TUTTI_DEFAULTS(tutti_call)
 /* TUTTI_CALL_INIT as a function: zeroes `size` bytes and sets the field. */

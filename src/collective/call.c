@@ -84,7 +84,8 @@ static void explain(const tu_collective *state, tutti_ran *ran) {
     size_t bytes = sizeof ran->why;
     if (choice->from == state->ran_by->name)
         snprintf(text, bytes, "%s: chosen by executor %s%s", name, choice->from,
-                 state->ran_by->own_order && state->ran.reduction != 0
+                 choice->any_order ? ", in any order as the call allowed: not the same bits as ever"
+                 : state->ran_by->own_order && state->ran.reduction != 0
                      ? ", which adds in an order of its own: not the same bits as ever"
                      : "");
     else if (choice->replaced)

@@ -125,7 +125,8 @@ static tutti_status check_factor(tu_task *task, const void *factor) {
 /* The usual call in a few nanoseconds; whatever it does not accept goes the long way, which says what is wrong. */
 static bool is_plain_call(tu_task *task, const tutti_call *call) {
     if (task->row != &tu_operations[TU_OPERATION_ALL_REDUCE] || call->algorithm != TUTTI_ALGORITHM_AUTO ||
-        call->timeout_ns < 0 || call->strided_in != NULL || call->strided_out != NULL)
+        call->timeout_ns < 0 || call->strided_in != NULL || call->strided_out != NULL ||
+        call->order != TUTTI_ORDER_RANK)
         return false;
     task->timeout_ns = call->timeout_ns;
     task->factor = 1;
@@ -141,6 +142,10 @@ tutti_status tu_check_task(tu_task *task, const tutti_call *call) {
     if (call->algorithm != TUTTI_ALGORITHM_AUTO && call->algorithm != task->forced)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s has no algorithm %s", name_of(task),
                         tutti_algorithm_name(call->algorithm));
+    if (call->order != TUTTI_ORDER_RANK && call->order != TUTTI_ORDER_ANY)
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: %d is no order; it is TUTTI_ORDER_RANK or TUTTI_ORDER_ANY",
+                        name_of(task), (int)call->order);
+    task->any_order = call->order == TUTTI_ORDER_ANY;
     task->timeout_ns = call->timeout_ns;
     if (call->timeout_ns < 0)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: timeout_ns is %lld; it must be positive, or 0 for the group's",

@@ -133,6 +133,7 @@ struct tu_task {
     int64_t timeout_ns; /* as in tutti_call */
     int64_t deadline;   /* 0 until somebody needs it: tu_task_deadline */
     uint64_t ticket;    /* of the recorder; 0 until it is recorded: tu_task_record */
+    bool any_order;     /* TUTTI_ORDER_ANY */
     bool entered;
     bool agreed;    /* it failed alike on all ranks: ends nothing */
     bool met;       /* all members have come to it, on the host: tu_task_meet */
@@ -189,6 +190,7 @@ typedef struct tu_choice {
     uint64_t limit;   /* of the rule that was chosen */
     const char *from; /* "built-in table", a file's name, "TUTTI_ALGORITHM", "the call" */
     bool replaced;    /* the rule's algorithm cannot serve this call; the next best one does */
+    bool any_order;   /* it did not add in rank order, as the call allowed */
 } tu_choice;
 
 /* Bytes to be copied. */

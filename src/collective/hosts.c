@@ -240,7 +240,10 @@ static void note(tu_task *task) {
     tu_collective *state = task->state;
     state->ran = task->info;
     state->ran_by = task->executor;
-    state->choice = (tu_choice){ .algorithm = (tutti_algorithm)task->info.algorithm, .from = task->executor->name };
+    state->choice = (tu_choice){ .algorithm = (tutti_algorithm)task->info.algorithm,
+                                 .from = task->executor->name,
+                                 .any_order = task->info.algorithm == TUTTI_ALGORITHM_TREE ||
+                                              task->info.algorithm == TUTTI_ALGORITHM_PIPELINED };
     state->direct_inputs = state->direct_outputs = 0;
 }
 
@@ -248,6 +251,8 @@ static tutti_status run(tu_task *task) {
     tu_hosts *hosts = hosts_of(task->group);
     if (task->row->kind == TU_KIND_MESSAGE)
         return tu_message_run(task);
+    if (task->row->kind == TU_KIND_REDUCTION && task->any_order)
+        task->info.algorithm = (uint8_t)tu_hosts_choose(hosts, task); /* said with the call: all must ask alike */
     tu_task_record(task);
     tu_network_enter(hosts->network);
     say(hosts, task);

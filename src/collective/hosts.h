@@ -64,5 +64,7 @@ tutti_status tu_hosts_gather(tu_hosts *hosts, tu_task *task, const void *own, un
 tutti_status tu_hosts_barrier(tu_hosts *hosts, tu_task *task);
 tutti_status tu_hosts_move(tu_hosts *hosts, tu_task *task);
 tutti_status tu_hosts_reduce(tu_hosts *hosts, tu_task *task);
+/* How a reduction runs that may add in any order. */
+tutti_algorithm tu_hosts_choose(const tu_hosts *hosts, const tu_task *task);
 
 #endif

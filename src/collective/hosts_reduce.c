@@ -8,6 +8,10 @@
  * directions, and in columns: of the ranks of a host each carries a slice of it. Where ranks of a host do not follow
  * each other no such sum exists; then long ones too are gathered, piece by piece: every host gets the inputs of all
  * ranks, which costs so many times the bytes.
+ *
+ * In any order (TUTTI_ORDER_ANY) each host adds up what it has, whoever its ranks are. Sums of up to TREE_BYTES are
+ * exchanged in a tree, by twos, in log2 steps of the hosts; longer ones go along the chain, which is quicker than a
+ * ring: a link carries the vector once in each direction, and in a ring 2 (hosts - 1) / hosts times in one.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +24,11 @@
 #define BLOCK_BYTES ((size_t)8 << 20)   /* of a column, in accumulators: what is under way at once */
 #define CHUNK_BYTES ((size_t)192 << 10) /* likewise: one message */
 #define CHUNKS (BLOCK_BYTES / CHUNK_BYTES + 1)
-#define SLOTS 8   /* chunks of accumulators that a rank holds */
-#define STEPS 256 /* numbers of messages for one block */
+#define SLOTS 8                              /* chunks of accumulators that a rank holds */
+#define STEPS 256                            /* numbers of messages for one block */
+#define TINY_TOTAL ((size_t)4 << 10)         /* of all inputs: gathered in any order too, in one step */
+#define TREE_MESSAGES 34                     /* of a rank, each way, at most */
+#define TREE_BYTES (SLOTS * CHUNK_BYTES / 2) /* of a column's accumulators: two of them lie in the slots */
 
 /* ---- gathered ---- */
 
@@ -246,6 +253,92 @@ static tutti_status carry(chain *chain) {
     return status;
 }
 
+/* ---- in a tree ---- */
+
+/* One member of each host carries a column. */
+static int carrier(const chain *chain, int host) {
+    const tu_hosts *hosts = chain->hosts;
+    return hosts->hosts[host].members[hosts->index % hosts->columns];
+}
+
+/* The sums of two hosts, which both know, into the memory of the lower one's: so all add alike. */
+static void join(chain *chain, int other, unsigned char **mine, unsigned char **theirs) {
+    static const double ones[2] = { 1, 1 };
+    bool lower = chain->hosts->host < other;
+    unsigned char *first = lower ? *mine : *theirs, *last = lower ? *theirs : *mine;
+    const void *sources[2] = { first, last };
+    tu_reduce(first, sources, 2, chain->count, chain->wide,
+              tu_accumulation((tutti_reduction)chain->task->info.reduction), ones, 0);
+    *mine = first;
+    *theirs = last;
+}
+
+static tutti_status send_sum(chain *chain, int host, uint32_t step, const unsigned char *sum) {
+    return tu_round_send(&chain->round, carrier(chain, host), chain->step + step, sum,
+                         chain->count * chain->wide_element);
+}
+
+static tutti_status receive_sum(chain *chain, int host, uint32_t step, unsigned char *sum) {
+    return tu_round_receive(&chain->round, carrier(chain, host), chain->step + step, sum,
+                            chain->count * chain->wide_element);
+}
+
+static tutti_status swap_sums(chain *chain, int other, uint32_t step, unsigned char **mine, unsigned char **theirs) {
+    tutti_status status = receive_sum(chain, other, step, *theirs);
+    if (status == TUTTI_OK)
+        status = send_sum(chain, other, step, *mine);
+    if (status == TUTTI_OK)
+        status = tu_round_wait(&chain->round);
+    if (status == TUTTI_OK)
+        join(chain, other, mine, theirs);
+    return status;
+}
+
+/* By twos among the first hosts, a power of two of them. Each of the others gives its sum to one of these first, and
+ * gets the result last. */
+static tutti_status exchange_sums(chain *chain, unsigned char **mine, unsigned char **theirs) {
+    int host = chain->hosts->host, count = chain->hosts->host_count, half = 1;
+    while (2 * half <= count)
+        half *= 2;
+    int other = host < half ? host + half : host - half;
+    tutti_status status = TUTTI_OK;
+    if (host >= half) {
+        status = send_sum(chain, other, 0, *mine);
+        if (status == TUTTI_OK)
+            status = receive_sum(chain, other, 1, *theirs);
+        if (status == TUTTI_OK)
+            status = tu_round_wait(&chain->round);
+        *mine = *theirs;
+        return status;
+    }
+    if (other < count) {
+        status = receive_sum(chain, other, 0, *theirs);
+        if (status == TUTTI_OK)
+            status = tu_round_wait(&chain->round);
+        if (status == TUTTI_OK)
+            join(chain, other, mine, theirs);
+    }
+    for (int bit = 1, step = 2; bit < half && status == TUTTI_OK; bit *= 2, step++)
+        status = swap_sums(chain, host ^ bit, (uint32_t)step, mine, theirs);
+    if (status == TUTTI_OK && other < count)
+        status = send_sum(chain, other, 1, *mine);
+    return status == TUTTI_OK ? tu_round_wait(&chain->round) : status;
+}
+
+static tutti_status carry_in_tree(chain *chain) {
+    unsigned char *mine = chain->slots, *theirs = chain->slots + TREE_BYTES;
+    chain->previous = chain->next = -1;
+    for (int number = 0; number < chain->chunks; number++)
+        accumulate(chain, number, mine + (size_t)number * chain->chunk * chain->wide_element);
+    tutti_status status = exchange_sums(chain, &mine, &theirs);
+    if (status == TUTTI_OK)
+        tu_conclude(chain->out, mine, chain->count, chain->dtype, (tutti_reduction)chain->task->info.reduction,
+                    chain->hosts->group->size);
+    return status;
+}
+
+/* ---- blocks ---- */
+
 /* Elements of a block of `count` that column `column` has. */
 static tu_slice column_of(const tu_hosts *hosts, size_t count, size_t element, int column) {
     size_t align = 64 / element, columns = (size_t)hosts->columns;
@@ -324,10 +417,11 @@ static tutti_status set_up(chain *chain, const unsigned char *in, unsigned char 
 static tutti_status run_block(chain *chain, const unsigned char *in, unsigned char *out, size_t count) {
     tutti_status status = set_up(chain, in, out, count);
     if (status == TUTTI_OK && chain->chunks > 0) {
-        status = tu_round_begin(&chain->round, chain->hosts, chain->task, 2 * chain->chunks);
+        bool tree = chain->task->info.algorithm == TUTTI_ALGORITHM_TREE;
+        status = tu_round_begin(&chain->round, chain->hosts, chain->task, tree ? TREE_MESSAGES : 2 * chain->chunks);
         if (status != TUTTI_OK)
             return status;
-        status = tu_round_end(&chain->round, carry(chain));
+        status = tu_round_end(&chain->round, tree ? carry_in_tree(chain) : carry(chain));
     }
     return status == TUTTI_OK && chain->hosts->here != NULL ? share_columns(chain, count, out) : status;
 }
@@ -401,12 +495,29 @@ static size_t block_count(const tu_hosts *hosts, const tu_task *task, bool gathe
     return BLOCK_BYTES / wide * (size_t)hosts->columns;
 }
 
+/* Elements of the vector that all ranks give. */
+static size_t total_of(const tu_hosts *hosts, const tu_task *task) {
+    return task->row->in == TU_EXTENT_EACH ? task->info.count * (size_t)hosts->group->size : task->info.count;
+}
+
+tutti_algorithm tu_hosts_choose(const tu_hosts *hosts, const tu_task *task) {
+    size_t total = total_of(hosts, task), wide = tutti_dtype_size(tu_accumulator((tutti_dtype)task->info.dtype));
+    if (total * task->element * (size_t)hosts->group->size <= TINY_TOTAL)
+        return TUTTI_ALGORITHM_ONE_SHOT;
+    size_t column = column_of(hosts, total, task->element, 0).count; /* the longest */
+    return column * wide <= TREE_BYTES ? TUTTI_ALGORITHM_TREE : TUTTI_ALGORITHM_PIPELINED;
+}
+
+/* Whether every host gets all inputs. */
+static bool is_gathered(const tu_hosts *hosts, const tu_task *task, size_t bytes) {
+    if (task->any_order)
+        return task->info.algorithm == TUTTI_ALGORITHM_ONE_SHOT;
+    return !hosts->contiguous || (bytes <= SHORT_BYTES && bytes * (size_t)hosts->group->size <= SHORT_TOTAL);
+}
+
 tutti_status tu_hosts_reduce(tu_hosts *hosts, tu_task *task) {
-    size_t total = task->info.count;
-    if (task->row->in == TU_EXTENT_EACH)
-        total *= (size_t)hosts->group->size;
-    size_t bytes = total * task->element;
-    bool gathered = !hosts->contiguous || (bytes <= SHORT_BYTES && bytes * (size_t)hosts->group->size <= SHORT_TOTAL);
+    size_t total = total_of(hosts, task), bytes = total * task->element;
+    bool gathered = is_gathered(hosts, task, bytes);
     tu_slice slice = wanted(hosts, task, total);
     tutti_status status = TUTTI_OK;
     if (gathered && task->info.reduction == TUTTI_PREMUL_SUM)

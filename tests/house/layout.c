@@ -54,6 +54,7 @@ TEST(structs_of_call_h_stay_as_they_are) {
     AT(tutti_call, device, 72);
     AT(tutti_call, strided_in, 80);
     AT(tutti_call, strided_out, 88);
+    AT(tutti_call, order, 96);
     AT(tutti_strided, size, 0);
     AT(tutti_strided, block, 8);
     AT(tutti_strided, stride, 16);
