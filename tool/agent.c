@@ -236,6 +236,7 @@ static void lose_node(agent *this, agent_peer *peer, const char *why) {
 static void lose_hub(agent *this, agent_peer *hub, const char *why) {
     agent_peer_close(hub);
     this->hub_lost = true;
+    tu_news_alone(this->news, why);
     for (int node = 0; node < this->options.nodes; node++)
         if (node != this->options.node)
             tu_news_node_lost(this->news, node, "the launchers of the hosts cannot reach each other");

@@ -135,7 +135,9 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_group_abort(tutti_group *group, const
  *
  * Both calls work on groups that have ended, tolerate deaths while they run, of any rank at any moment, and give all
  * ranks the same answer. When they fail they fail alike on all ranks that came, end nothing, and may be called again.
- * They need all ranks on one host. */
+ * Where ranks are on several hosts they agree in the store of the job: a rank that does not reach it gets
+ * TUTTI_ERROR_NETWORK, one whose host was given up, or that is left with fewer than those that nobody can account for,
+ * TUTTI_ERROR_DEAD, and one that the others had to leave out TUTTI_ERROR_STATE: such a rank ends (docs/hosts.md). */
 
 typedef struct tutti_shrink_options {
     size_t size;

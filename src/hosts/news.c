@@ -19,7 +19,7 @@
 #include "base/clock.h"
 
 #define MAGIC UINT64_C(0x3153574e49545554) /* "TUTINWS1" */
-#define VERSION 1
+#define VERSION 2
 #define HOST_BYTES 64
 #define WHY_BYTES 160
 #ifndef F_SEAL_FUTURE_WRITE
@@ -46,7 +46,9 @@ typedef struct page {
     int64_t silence_ns;
     _Alignas(64) _Atomic uint32_t departures; /* release, pairs with the acquire in tu_news_departures */
     _Atomic int64_t beat;                     /* tu_clock_now of the agent; a hint about time, relaxed */
-    _Alignas(64) unsigned char tables[];      /* nodes, then ranks */
+    _Atomic uint32_t alone;                   /* release, pairs with tu_news_cut_off: then why_alone is there */
+    char why_alone[WHY_BYTES];
+    _Alignas(64) unsigned char tables[]; /* nodes, then ranks */
 } page;
 
 struct tu_news {
@@ -152,6 +154,11 @@ void tu_news_node_lost(tu_news *news, int node, const char *why) {
             depart(news, &news->ranks[rank], TU_NEWS_LOST);
 }
 
+void tu_news_alone(tu_news *news, const char *why) {
+    snprintf(news->page->why_alone, WHY_BYTES, "%s", why);
+    atomic_store_explicit(&news->page->alone, 1, memory_order_release); /* pairs with tu_news_cut_off */
+}
+
 /* ---- ranks ---- */
 
 static tutti_status not_ours(int descriptor, const char *why) {
@@ -227,14 +234,31 @@ int tu_news_wait_status(const tu_news *news, int rank) {
     return news->ranks[rank].wait_status;
 }
 
+static void silence_text(const tu_news *news, char *text, size_t bytes) {
+    snprintf(text, bytes,
+             "the launcher of this host (%s) has been silent for %.1f s, so the other hosts have given it up "
+             "(TUTTI_HOST_TIMEOUT)",
+             news->nodes[news->page->node].host, (double)tu_news_silence(news) / 1e9);
+}
+
+bool tu_news_cut_off(const tu_news *news, char *why, size_t bytes) {
+    bool alone = atomic_load_explicit(&news->page->alone, memory_order_acquire) != 0; /* pairs with tu_news_alone */
+    if (alone)
+        snprintf(why, bytes, "the launcher of this host (%s) has lost the others: %s",
+                 news->nodes[news->page->node].host, news->page->why_alone);
+    else if (silent(news))
+        silence_text(news, why, bytes);
+    return alone || silent(news);
+}
+
 static void lost_text(const tu_news *news, const rank_news *of, char *text, size_t bytes) {
-    if (news->nodes[of->node].why[0] != 0)
+    char silence[224];
+    if (news->nodes[of->node].why[0] != 0) {
         snprintf(text, bytes, "is lost with its host: %s", news->nodes[of->node].why);
-    else
-        snprintf(text, bytes,
-                 "is lost: the launcher of this host (%s) has been silent for %.1f s, so the other hosts have given it "
-                 "up (TUTTI_HOST_TIMEOUT)",
-                 news->nodes[news->page->node].host, (double)tu_news_silence(news) / 1e9);
+        return;
+    }
+    silence_text(news, silence, sizeof silence);
+    snprintf(text, bytes, "is lost: %s", silence);
 }
 
 void tu_news_text(const tu_news *news, int rank, char *text, size_t bytes) {

@@ -47,6 +47,8 @@ int64_t tu_news_when(const tu_news *news, int rank);
 /* "rank 5 on host-b (pid 4711) was killed by signal 9 (Killed)". */
 void tu_news_text(const tu_news *news, int rank, char *text, size_t bytes);
 int tu_news_node(const tu_news *news, int rank);
+/* Whether the other hosts have given this one up, or will: its agent lost the others, or is silent. `why` says it. */
+bool tu_news_cut_off(const tu_news *news, char *why, size_t bytes);
 
 /* ---- the agent ---- */
 
@@ -66,6 +68,8 @@ int64_t tu_news_silence(const tu_news *news);
 void tu_news_rank_ended(tu_news *news, int rank, int pid, int wait_status);
 /* A node is out of reach: its ranks that have not ended are lost. */
 void tu_news_node_lost(tu_news *news, int node, const char *why);
+/* The agent itself has lost the others: see tu_news_cut_off. */
+void tu_news_alone(tu_news *news, const char *why);
 int tu_news_wait_status(const tu_news *news, int rank); /* of one that is ENDED or DEAD */
 
 #endif

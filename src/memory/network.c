@@ -22,10 +22,13 @@
 #define CLOSE_LIMIT (3 * TU_SECOND)      /* for what was sent to leave, when the world closes */
 #define SHORT_NAP (1 * TU_MILLISECOND)   /* of the thread, while a call is under way: it drives the network */
 #define LONG_NAP (16 * TU_MILLISECOND)
-#define IDLE_SLEEP 1000 /* milliseconds */
-#define PART_SLEEP 20   /* milliseconds */
+#define BROKEN_AFTER \
+    (300 * TU_MILLISECOND) /* for somebody to tell why a connection broke, or for its other end to come */
+#define IDLE_SLEEP 1000    /* milliseconds */
+#define PART_SLEEP 20      /* milliseconds */
 /* Sequence of the fence that a rank asks for when it closes its world; `offset` is its door then. */
 #define LAST_QUESTION 1
+#define WAY_QUESTION 2 /* and of the one by which it asks whether a peer still hears it */
 
 /* ---- records ---- */
 
@@ -133,17 +136,24 @@ tu_dispatch *tu_network_own_begin(tu_network *network, int peer, size_t bytes) {
     return dispatch;
 }
 
+static void free_own(tu_network *network, tu_dispatch *dispatch) {
+    network->peers[dispatch->peer].answering -= dispatch->answer;
+    free(dispatch);
+}
+
 void tu_network_own_send(tu_network *network, tu_dispatch *dispatch, const tu_network_header *header) {
     tu_network_fragment(network, dispatch, header, dispatch + 1, dispatch->bytes);
     if (dispatch->under_way == 0)
-        free(dispatch);
+        free_own(network, dispatch);
 }
 
 void tu_network_own(tu_network *network, int peer, tu_network_kind kind, uint64_t key, uint64_t sequence,
                     uint64_t offset, const tu_network_said *said, const void *data, size_t bytes) {
     tu_dispatch *dispatch = tu_network_own_begin(network, peer, bytes);
+    if (dispatch == NULL && network->peers[peer].connected && !network->peers[peer].lost)
+        tu_network_lost(network, peer, "there was no memory for a message to it"); /* it may wait for this one */
     if (dispatch == NULL)
-        return; /* these only help others to know sooner what they learn in the end */
+        return;
     if (bytes > 0)
         memcpy(dispatch + 1, data, bytes);
     tu_network_header header = { .magic = TU_NETWORK_MAGIC,
@@ -249,6 +259,8 @@ static bool arrived(void *owner, const void *bytes_of_header, size_t header_byte
     if (header.kind == TU_NETWORK_FENCED) {
         if (header.sequence == LAST_QUESTION)
             network->peers[header.from].parted = header.offset == network->door;
+        else if (header.sequence == WAY_QUESTION)
+            network->peers[header.from].answered_at = tu_clock_now();
         else
             tu_network_fence_arrived(network, header.from, header.offset);
         return false;
@@ -267,7 +279,7 @@ static void sent(void *owner, void *token, bool good) {
     dispatch->under_way--;
     network->stirred = true;
     if (dispatch->group == NULL) {
-        free(dispatch);
+        free_own(network, dispatch);
         return;
     }
     dispatch->failed = dispatch->failed || !good;
@@ -440,13 +452,14 @@ static bool somebody_reads(const tu_network *network) {
         const tu_network_peer *peer = &network->peers[rank];
         if (peer->lost && !peer->gone)
             return false;
-        any = any || (peer->connected && peer->heard && !peer->gone && !peer->parted);
+        any = any || (peer->heard && !peer->lost && !peer->gone && !peer->parted && (peer->connected || peer->known));
     }
     return any;
 }
 
 static tutti_status look_once(tu_network *network, int rank);
 static tutti_status connect_to(tu_network *network, int rank);
+static tutti_status try_connect(tu_network *network, int rank);
 
 /* Who has sent this rank something, and got nothing from it yet, is connected to as well: it would take the end of its
  * connection for a death. */
@@ -455,33 +468,48 @@ static void connect_to_senders(tu_network *network) {
     tu_error_save(&before);
     for (int rank = 0; rank < network->world->size; rank++) {
         const tu_network_peer *peer = &network->peers[rank];
-        if (peer->heard && !peer->connected && !peer->lost && !peer->gone && look_once(network, rank) == TUTTI_OK &&
-            peer->known)
+        pthread_mutex_lock(&network->lock);
+        bool heard = peer->heard && !peer->connected && !peer->lost && !peer->gone;
+        pthread_mutex_unlock(&network->lock);
+        if (heard && look_once(network, rank) == TUTTI_OK && peer->known)
             (void)connect_to(network, rank);
     }
     tu_error_restore(&before);
 }
 
+/* With the lock held: to those that were not told yet, also such that came only now. */
+static void bid_farewell(tu_network *network) {
+    for (int rank = 0; rank < network->world->size; rank++) {
+        tu_network_peer *peer = &network->peers[rank];
+        if (!peer->connected || peer->bade)
+            continue;
+        peer->bade = true;
+        tu_network_own(network, rank, TU_NETWORK_GOODBYE, 0, 0, 0, NULL, NULL, 0);
+        if (peer->heard)
+            tu_network_own(network, rank, TU_NETWORK_FENCE, 0, LAST_QUESTION, network->door, NULL, NULL, 0);
+    }
+}
+
 /* A connection that is closed while something comes in that nobody reads any more is cut, and what its other end has
  * not read by then is lost. So whoever could still be sending says first that it has read everything. */
 static void take_leave(tu_network *network, int64_t deadline) {
-    connect_to_senders(network);
-    pthread_mutex_lock(&network->lock);
-    for (int rank = 0; rank < network->world->size; rank++) {
-        tu_network_own(network, rank, TU_NETWORK_GOODBYE, 0, 0, 0, NULL, NULL, 0);
-        if (network->peers[rank].heard)
-            tu_network_own(network, rank, TU_NETWORK_FENCE, 0, LAST_QUESTION, network->door, NULL, NULL, 0);
-    }
-    tu_network_drive(network);
-    while (somebody_reads(network) && tu_clock_now() < deadline) {
-        tu_network_sleep(network, PART_SLEEP);
+    for (bool wait = true; wait;) {
+        connect_to_senders(network);
+        pthread_mutex_lock(&network->lock);
+        bid_farewell(network);
         tu_network_drive(network);
+        wait = somebody_reads(network) && tu_clock_now() < deadline;
+        if (wait) {
+            tu_network_sleep(network, PART_SLEEP);
+            tu_network_drive(network);
+        }
+        pthread_mutex_unlock(&network->lock);
     }
-    pthread_mutex_unlock(&network->lock);
 }
 
 static void end_network(void *argument) {
     tu_network *network = argument;
+    atomic_store_explicit(&network->world->forget_hosts, NULL, memory_order_release); /* pairs with free_group */
     pthread_mutex_lock(&network->lock);
     network->ending = true;
     uint64_t one = 1;
@@ -513,6 +541,58 @@ tutti_status tu_network_get(tutti_world *world, tu_network **network) {
     return status;
 }
 
+void tu_network_forget_group(tutti_group *group) {
+    tu_network *network = tu_attachment_find(&group->world->attachments, &network_attachment);
+    if (network == NULL)
+        return;
+    pthread_mutex_lock(&network->lock);
+    tu_network_kept **link = &network->orphans;
+    for (tu_network_kept *kept; (kept = *link) != NULL;) {
+        if (kept->header.key != group->key) {
+            link = &kept->next;
+            continue;
+        }
+        *link = kept->next;
+        network->peers[kept->header.from].orphaned -= tu_network_orphan_cost(kept);
+        tu_network_free_kept(network, kept);
+    }
+    network->orphans_end = link;
+    if (!is_closed(network, group->key))
+        network->closed[network->closed_count++ % TU_NETWORK_CLOSED] = group->key;
+    pthread_mutex_unlock(&network->lock);
+}
+
+/* With the lock held. Who never sent this rank anything may have no way to answer. */
+static tu_way ask_for_way(tu_network *network, int rank, int64_t since) {
+    tu_network_peer *peer = &network->peers[rank];
+    int64_t now = tu_clock_now();
+    if (!peer->connected || !peer->heard || peer->answered_at >= since)
+        return TU_WAY_OPEN;
+    if (peer->asked_at < since) {
+        peer->asked_at = now;
+        tu_network_own(network, rank, TU_NETWORK_FENCE, 0, WAY_QUESTION, network->door, NULL, NULL, 0);
+    }
+    int64_t silence = tu_settings_number(&network->world->settings, TU_SETTING_HOST_TIMEOUT);
+    return now - peer->asked_at < silence ? TU_WAY_ASKED : TU_WAY_BROKEN;
+}
+
+tu_way tu_network_way(tutti_world *world, int rank, int64_t since, bool make) {
+    tu_network *network = tu_attachment_find(&world->attachments, &network_attachment);
+    if (network == NULL)
+        return TU_WAY_OPEN;
+    if (make)
+        (void)try_connect(network, rank); /* what is in the way shows below */
+    pthread_mutex_lock(&network->lock);
+    const tu_network_peer *peer = &network->peers[rank];
+    tu_way way = peer->gone ? TU_WAY_CLOSED : TU_WAY_BROKEN;
+    if (!peer->gone && !peer->lost)
+        way = ask_for_way(network, rank, since);
+    else if (!peer->gone && tu_clock_now() - peer->lost_at < BROKEN_AFTER)
+        way = TU_WAY_ASKED;
+    pthread_mutex_unlock(&network->lock);
+    return way;
+}
+
 /* ---- reaching a peer ---- */
 
 static tutti_status look_up(tu_network *network, const tu_group_wait *wait, int rank) {
@@ -531,7 +611,9 @@ static tutti_status look_up(tu_network *network, const tu_group_wait *wait, int 
             return status;
         void *value;
         size_t bytes;
+        tu_watch *before = tu_watch_thread(network->world->calm, false);
         status = tutti_store_get(network->world->store, key, left < LOOK_SLICE ? left : LOOK_SLICE, &value, &bytes);
+        tu_watch_thread_back(before);
         if (status == TUTTI_ERROR_TIMEOUT)
             continue;
         if (status != TUTTI_OK)
@@ -555,7 +637,9 @@ static tutti_status look_once(tu_network *network, int rank) {
     tutti_status status = tutti_store_check(network->world->store, keys, 1, &present);
     if (status != TUTTI_OK || !present)
         return status;
+    tu_watch *before = tu_watch_thread(network->world->calm, false);
     status = tutti_store_get(network->world->store, key, TU_SECOND, &value, &bytes);
+    tu_watch_thread_back(before);
     if (status != TUTTI_OK)
         return status;
     status = learn(network, rank, value, bytes);
@@ -579,9 +663,8 @@ static tutti_status connect_to(tu_network *network, int rank) {
     return status;
 }
 
-tutti_status tu_network_try_reach(tu_network_group *side, int member) {
-    tu_network *network = side->network;
-    int rank = side->group->ranks[member];
+/* Connects to a rank, if it has left its record and nobody else is about it. */
+static tutti_status try_connect(tu_network *network, int rank) {
     tu_network_peer *peer = &network->peers[rank];
     pthread_mutex_lock(&network->lock);
     bool connected = peer->connected;
@@ -593,6 +676,10 @@ tutti_status tu_network_try_reach(tu_network_group *side, int member) {
         status = connect_to(network, rank);
     pthread_mutex_unlock(&network->looking);
     return status;
+}
+
+tutti_status tu_network_try_reach(tu_network_group *side, int member) {
+    return try_connect(side->network, side->group->ranks[member]);
 }
 
 tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait, int member) {

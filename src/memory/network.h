@@ -53,6 +53,7 @@ typedef struct tu_dispatch {
     uint64_t sequence;
     const unsigned char *data;
     size_t bytes, at;
+    size_t answer; /* what it counts among the answers to the peer; 0: it is none */
     int under_way; /* fragments that UCX still reads */
     bool begun, queued, failed;
     _Atomic bool done; /* likewise */

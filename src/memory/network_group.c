@@ -15,8 +15,9 @@
 #define CHECK_INTERVAL (20 * TU_MILLISECOND)
 #define NEWS_TIME (700 * TU_MILLISECOND) /* for an agent to tell why a connection broke */
 #define ASK_AFTER (100 * TU_MILLISECOND)
-#define SPINS 2000                           /* looks without an event before a waiting thread sleeps */
-#define ABANDON_LIMIT (200 * TU_MILLISECOND) /* for messages of a failed operation to leave */
+#define SPINS 2000                    /* looks without an event before a waiting thread sleeps */
+#define ABANDON_SLEEP 5               /* milliseconds */
+#define ABANDON_LIMIT (2 * TU_SECOND) /* for messages of a failed operation to leave, to ranks that live */
 
 /* ---- taking ---- */
 
@@ -80,6 +81,8 @@ static bool keep(tu_network_group *side, const tu_network_header *header, const 
     while (*last != NULL)
         last = &(*last)->next;
     *last = kept;
+    if (kept == NULL)
+        tu_network_lost(side->network, header->from, "there was no memory for its messages");
     return kept != NULL;
 }
 
@@ -299,6 +302,13 @@ void tu_network_send(tu_network_group *side, tu_dispatch *dispatch, int member, 
 
 /* ---- waiting ---- */
 
+/* Whether the launcher of its host says that a member's process ended well: who sent it something just when it closed
+ * its world sees a connection that breaks. */
+static bool has_ended(const tutti_group *group, int member) {
+    const tu_news *news = group->world->news;
+    return news != NULL && group->job_ranks[member] < 0 && tu_news_of(news, group->ranks[member]) == TU_NEWS_ENDED;
+}
+
 static tutti_status departed(const tu_network_group *side, const tu_group_wait *wait, int member) {
     const tutti_group *group = side->group;
     const tu_network_peer *peer = &side->network->peers[group->ranks[member]];
@@ -306,7 +316,7 @@ static tutti_status departed(const tu_network_group *side, const tu_group_wait *
     tu_operation_text(group, wait->info, operation, sizeof operation);
     const char *host = tu_job_host(group->world->job, group->ranks[member]);
     tutti_status status =
-        peer->gone
+        peer->gone || has_ended(group, member)
             ? tu_error(TUTTI_ERROR_GONE, "rank %d of group %s on %s closed its world; rank %d was in %s", member,
                        group->name, host, group->rank, operation)
             : tu_error(TUTTI_ERROR_DEAD,
@@ -336,7 +346,8 @@ static int find_departed(tu_network_group *side, const tu_group_wait *wait) {
         if (member == side->group->rank)
             continue;
         pthread_mutex_lock(&side->network->lock); /* not while `missing` is asked: it may take the lock of a caller */
-        bool closed = peer->gone, broke = peer->lost && !closed && peer->lost_at <= before;
+        bool closed = peer->gone || (peer->lost && has_ended(side->group, member));
+        bool broke = peer->lost && !closed && peer->lost_at <= before;
         pthread_mutex_unlock(&side->network->lock);
         if (broke)
             return member;
@@ -438,16 +449,17 @@ void tu_network_abandon(tu_network_group *side) {
     side->receipts = NULL;
     for (tu_dispatch *dispatch = side->outgoing; dispatch != NULL; dispatch = dispatch->next)
         dispatch->failed = true; /* nothing more of it is sent */
-    while (unsent(side) && tu_clock_now() < limit)
+    tu_network_drive(network);
+    while (unsent(side) && tu_clock_now() < limit) {
+        tu_network_sleep(network, ABANDON_SLEEP);
         tu_network_drive(network);
+    }
     /* A connection that does not take what it was given is of no more use, and its memory is the caller's again. */
     for (tu_dispatch *dispatch = side->outgoing; dispatch != NULL; dispatch = dispatch->next)
         if (dispatch->under_way > 0) { /* also of one that is lost already, by a send that failed: it is still open */
             tu_network_lost(network, dispatch->peer, "it took nothing any more");
             network->part->disconnect(network->state, dispatch->peer);
         }
-    while (unsent(side))
-        tu_network_drive(network);
     tu_network_group_settle(side);
     pthread_mutex_unlock(&network->lock);
 }
@@ -521,6 +533,9 @@ static tutti_status make_side(void *owner, void **made) {
     adopt_orphans(side);
     pthread_mutex_unlock(&network->lock);
     atomic_store_explicit(&group->world->tell_hosts, tell, memory_order_release); /* pairs with tu_group_tell_hosts */
+    atomic_store_explicit(&group->world->forget_hosts, tu_network_forget_group,
+                          memory_order_release);                                               /* and releases */
+    atomic_store_explicit(&group->world->way_to_hosts, tu_network_way, memory_order_release);  /* and with votes */
     atomic_store_explicit(&group->world->fence_hosts, tu_network_fence, memory_order_release); /* and with operations */
     *made = side;
     return TUTTI_OK;
@@ -534,7 +549,6 @@ static void end_side(void *argument) {
     while (*link != side)
         link = &(*link)->next;
     *link = side->next;
-    network->closed[network->closed_count++ % TU_NETWORK_CLOSED] = side->group->key;
     for (tu_network_window *window = side->windows; window != NULL; window = window->next)
         window->side = NULL; /* of handles that go with the group, after this */
     while (side->kept != NULL) {

@@ -61,7 +61,10 @@ typedef struct tu_network_peer {
     size_t address_bytes;
     unsigned char *address;
     char why[160];
+    bool bade;                     /* it was told that this world closes */
+    uint64_t answering;            /* bytes that it asked for and that have not left */
     uint64_t orphaned;             /* bytes that it has among the orphans */
+    int64_t asked_at, answered_at; /* whether the way to it is open */
     uint64_t puts, asked, arrived; /* puts to it; up to which it was asked whether they arrived, and said so */
 } tu_network_peer;
 
@@ -156,6 +159,8 @@ void tu_network_fence_arrived(tu_network *network, int rank, uint64_t puts); /* 
 void tu_network_fence_needless(tu_network *network, int rank); /* nobody is there any more for whom they could */
 /* Without the lock: see tutti_world.fence_hosts. */
 tutti_status tu_network_fence(tutti_group *group, const tu_operation_info *info);
+void tu_network_forget_group(tutti_group *group);                              /* see tutti_world.forget_hosts */
+tu_way tu_network_way(tutti_world *world, int rank, int64_t since, bool make); /* see tutti_world.way_to_hosts */
 /* Letters: network_letter.c. Likewise. */
 tutti_status tu_network_letters_make(tu_network_group *side);
 void tu_network_letters_free(tu_network_group *side);

@@ -19,7 +19,8 @@
 #define WINDOW ((uint64_t)4 << 20) /* bytes that a member may be ahead with its puts */
 #define COST ((uint64_t)256)       /* of a put, besides its bytes */
 #define RENEWAL (UINT64_C(1) << 32)
-#define FENCE_SLEEP 20 /* milliseconds, at most, between two looks around */
+#define ANSWERS_MOST ((uint64_t)128 << 20) /* bytes that one member asked for and that have not left */
+#define FENCE_SLEEP 20                     /* milliseconds, at most, between two looks around */
 
 /* What a message is about, in `step`. `sequence` is the window's number. */
 typedef enum memory_kind {
@@ -122,6 +123,10 @@ static int ask_unfenced(tu_network *network, int but, int *late) {
         tu_network_peer *peer = &network->peers[rank];
         if (rank == but || peer->puts == peer->arrived)
             continue;
+        if (tu_world_rank_state(network->world, rank, false) != TU_RANK_ALIVE) {
+            tu_network_fence_needless(network, rank); /* launchers may know of it before the connection does */
+            continue;
+        }
         if (peer->asked != peer->puts)
             tu_network_own(network, rank, TU_NETWORK_FENCE, 0, 0, peer->puts, NULL, NULL, 0);
         peer->asked = peer->puts;
@@ -181,12 +186,9 @@ tutti_status tu_network_fence(tutti_group *group, const tu_operation_info *info)
             break;
         pthread_mutex_unlock(&network->lock);
         status = look_around(group, info, late, deadline);
-        bool lives = tu_world_rank_state(group->world, late, true) == TU_RANK_ALIVE;
         pthread_mutex_lock(&network->lock);
         if (status != TUTTI_OK)
             break;
-        if (!lives) /* as agents say, who may know before the connection does */
-            tu_network_fence_needless(network, late);
         tu_network_sleep(network, FENCE_SLEEP);
     }
     pthread_mutex_unlock(&network->lock);
@@ -303,9 +305,16 @@ static void answer_get(tu_network_group *side, int member, const tu_network_head
     const tu_network_window *window = find_window(side, header->sequence);
     bool good = window != NULL && header->total <= TU_LETTER_BYTES &&
                 lies_within(header->offset, header->total, 0, window->bytes);
+    tu_network_peer *peer = &side->network->peers[side->group->ranks[member]];
+    if (peer->answering > ANSWERS_MOST) { /* whoever reads the answers never has so many under way */
+        tu_network_lost(side->network, side->group->ranks[member], "it asked for more than 128 MiB and read nothing");
+        return;
+    }
     tu_dispatch *dispatch = begin(side, member, good ? (size_t)header->total : 0);
     if (dispatch == NULL)
         return;
+    dispatch->answer = dispatch->bytes + sizeof *dispatch;
+    peer->answering += dispatch->answer;
     if (good)
         memcpy(dispatch + 1, window->data + header->offset, (size_t)header->total);
     send(side, dispatch, good ? GOT : REFUSED, header->sequence, header->offset, dispatch->bytes,

@@ -5,7 +5,7 @@
  * came.
  *
  * All functions of one network are called by one thread at a time: the caller has a lock. Events are told from inside
- * `progress` alone.
+ * `progress` and `disconnect` alone.
  */
 #ifndef TU_MEMORY_WIRE_PART_H
 #define TU_MEMORY_WIRE_PART_H
@@ -35,7 +35,8 @@ typedef struct tu_network_part {
     size_t (*most)(void *network);    /* bytes of data that one message may have */
     int (*descriptor)(void *network); /* readable when there is something to progress, once armed */
     tutti_status (*connect)(void *network, int peer, const void *address, size_t bytes);
-    /* Ends the connection at once: what was sent and has not left is lost. Its sends are told as not good. */
+    /* Ends the connection at once: what was sent and has not left is lost. Its sends are told as not good before this
+     * returns, which takes no longer than a second. */
     void (*disconnect)(void *network, int peer);
     /* The header is copied; data is read until the send is over: *finished, or told by `sent`. */
     tutti_status (*send)(void *network, int peer, const void *header, size_t header_bytes, const void *data,

@@ -125,7 +125,10 @@ static void hear(tutti_world *world, const tu_meeting *meeting) {
         return;
     void *value;
     size_t bytes;
-    if (tutti_store_get(world->store, key, TU_SECOND, &value, &bytes) != TUTTI_OK)
+    tu_watch *before = tu_watch_thread(world->calm, false);
+    tutti_status status = tutti_store_get(world->store, key, TU_SECOND, &value, &bytes);
+    tu_watch_thread_back(before);
+    if (status != TUTTI_OK)
         return;
     tu_group_page *page = (tu_group_page *)((char *)meeting->ended - offsetof(tu_group_page, state));
     if (bytes == sizeof(tu_cause))
@@ -267,7 +270,9 @@ static tutti_status fetch(tutti_world *world, const tu_meeting *meeting, int mem
         int64_t left = tu_deadline_left(deadline);
         void *value;
         size_t bytes;
+        tu_watch *before = tu_watch_thread(world->calm, false);
         status = tutti_store_get(world->store, key, left < SLICE ? (left > 0 ? left : 1) : SLICE, &value, &bytes);
+        tu_watch_thread_back(before);
         if (status == TUTTI_ERROR_TIMEOUT)
             continue;
         if (status != TUTTI_OK)

@@ -226,6 +226,10 @@ tutti_status tu_group_register(tutti_group *group, const char *tag) {
 
 static void free_group(tutti_group *group) {
     tutti_world *world = group->world;
+    /* Pairs with the release of whoever opened the network, or ends it. */
+    void (*forget)(tutti_group *) = atomic_load_explicit(&world->forget_hosts, memory_order_acquire);
+    if (forget != NULL && !group->local)
+        forget(group);
     tu_attachments_end(&group->attachments);
     tutti_group_release(group->here);
     atomic_store_explicit(&group->here, NULL, memory_order_relaxed); /* nobody is left who could look */

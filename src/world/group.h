@@ -31,12 +31,14 @@ void tu_group_page_set(tutti_group *group, tu_mapping *mapping);
 tutti_status tu_group_reserve(tutti_world *world, const tu_group_plan *plan, tutti_group **group,
                               const tu_piece **piece);
 
-/* Some members are on other hosts, or took part in the agreement there: the page goes round among the members. */
-tutti_status tu_group_share_page(tutti_group *group, const tu_piece *piece, int64_t deadline);
+/* Some members are on other hosts, or took part in the agreement there: the page goes round among the members. ended:
+ * a word that ends the exchange when it is not 0, or NULL. */
+tutti_status tu_group_share_page(tutti_group *group, const tu_piece *piece, int64_t deadline, _Atomic uint64_t *ended);
 
-/* Of a group across hosts: group->here, the group of its members on this one, in an exchange among these. A failure
- * ends the group, for members elsewhere who know nothing of it. Nothing to do for other groups. */
-tutti_status tu_group_make_part(tutti_group *group, int64_t deadline);
+/* Of a group across hosts: group->here, the group of its members on this one, in an exchange among these, which `ended`
+ * ends as above. A failure ends the group, for members elsewhere who know nothing of it. Nothing to do for other
+ * groups. */
+tutti_status tu_group_make_part(tutti_group *group, int64_t deadline, _Atomic uint64_t *ended);
 
 /* Names the group in this rank's recorder and enters it into the registry under its tag ("" or NULL: none); the
  * registry keeps a reference. Fails by memory only, or with TUTTI_ERROR_EXISTS when the name is taken. */

@@ -265,6 +265,12 @@ static tutti_status fence_hosts(tutti_group *group, const tu_operation_info *inf
     return fence != NULL ? fence(group, info) : TUTTI_OK;
 }
 
+/* A put of another thread that is not counted yet is not before this; nor is a part's operation, but that of the
+ * whole. */
+static inline bool has_unfenced(const tutti_group *group) {
+    return atomic_load_explicit(&group->world->unfenced, memory_order_relaxed) != 0 && !group->part;
+}
+
 static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info,
                                      int64_t *deadline) {
     if (TUTTI_BARE) {
@@ -272,7 +278,7 @@ static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns
         info->timeout_ns = group->world->timeout_ns;
         if (deadline != NULL)
             *deadline = INT64_MAX;
-        return TUTTI_OK;
+        return has_unfenced(group) ? fence_hosts(group, info) : TUTTI_OK;
     }
     tutti_status status = refuse(group, info);
     if (status != TUTTI_OK)
@@ -286,9 +292,7 @@ static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns
         return status;
     if (tu_group_ended(group) || (!group->local && tu_group_overhear(group)))
         return tu_group_cause(group);
-    /* A put of another thread that is not counted yet is not before this; nor is a part's operation, but that of the
-     * whole. */
-    if (__builtin_expect(atomic_load_explicit(&world->unfenced, memory_order_relaxed) != 0, 0) && !group->part)
+    if (__builtin_expect(has_unfenced(group), 0))
         status = fence_hosts(group, info);
     if (status != TUTTI_OK)
         return status;
@@ -406,15 +410,16 @@ static bool awaited(const tu_group_wait *wait, int member) {
     return wait->missing == NULL || wait->missing(wait->argument, member);
 }
 
-/* What `member` recorded under a sequence number of this group, running or ended. */
-static bool recorded(const tutti_group *group, int member, uint64_t sequence, tu_record_view *view) {
+/* What `member` recorded under a sequence number of the group of that key, running or ended: this group, or the one
+ * across hosts that it is a part of. */
+static bool recorded(const tutti_group *group, uint64_t key, int member, uint64_t sequence, tu_record_view *view) {
     const tu_recorder *recorder = tu_job_recorder(group->world->job, group->job_ranks[member]);
     for (uint64_t back = 0, seen = 0; seen < 64 && back < 1024; back++) {
         if (!tu_recorder_entry(recorder, back, view))
             return false;
         bool sequenced = tu_operation_sequenced((tu_operation)view->info.operation);
         seen += sequenced; /* others come in any number */
-        if (view->info.group_key != group->key || !sequenced)
+        if (view->info.group_key != key || !sequenced)
             continue;
         if (view->info.sequence == sequence)
             return true;
@@ -460,12 +465,13 @@ static bool disagrees(const tutti_group *group, const tu_operation_info *info, i
     if (group->job_ranks[member] < 0 || !tu_operation_sequenced((tu_operation)info->operation))
         return false;
     *mine = (tu_record_view){ .info = *info };
-    if (recorded(group, member, info->sequence, theirs))
+    if (recorded(group, info->group_key, member, info->sequence, theirs))
         return differ(info, &theirs->info);
     /* It may still be where this rank has been: in something else than this rank was. */
-    return tu_recorder_current(tu_job_recorder(group->world->job, group->job_ranks[member]), group->key, theirs) &&
+    return tu_recorder_current(tu_job_recorder(group->world->job, group->job_ranks[member]), info->group_key, theirs) &&
            tu_operation_sequenced((tu_operation)theirs->info.operation) && theirs->info.sequence < info->sequence &&
-           recorded(group, group->rank, theirs->info.sequence, mine) && differ(&mine->info, &theirs->info);
+           recorded(group, info->group_key, group->rank, theirs->info.sequence, mine) &&
+           differ(&mine->info, &theirs->info);
 }
 
 tutti_status tu_group_compare(tutti_group *group, const tu_operation_info *info, int member) {

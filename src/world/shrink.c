@@ -7,6 +7,8 @@
  * costs another round, without it; one that cannot fails all alike; one that does not come is named at the deadline.
  * The exchange fails at a death, so whoever fails in it sets the page's `abandoned` word, which ends it for the others
  * too.
+ *
+ * Across hosts the votes go through the store (vote_hosts.c), and pages only round among the members of each host.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,12 +44,6 @@ static tutti_status check_group(tutti_group *group, const char *function) {
         return status;
     if (atomic_load_explicit(&group->destroyed, memory_order_relaxed))
         return tu_error(TUTTI_ERROR_STATE, "%s: group %s is already destroyed", function, group->name);
-    if (!group->local)
-        return tu_error(
-            TUTTI_ERROR_UNSUPPORTED,
-            "%s: the ranks of group %s are on several hosts, and nobody can tell for certain which of those on "
-            "another host are dead; use groups of one host each, or start the job again",
-            function, group->name);
     return TUTTI_OK;
 }
 
@@ -118,6 +114,26 @@ static tutti_status late_error(const call *this) {
     return TUTTI_ERROR_TIMEOUT;
 }
 
+/* Of a group across hosts. */
+static tutti_status few_error(const call *this) {
+    tutti_group *group = this->group;
+    int left = 0, awaited = 0;
+    for (int member = 0; member < group->size; member++) {
+        left += this->members[member];
+        awaited += this->awaited[member];
+    }
+    tu_error(TUTTI_ERROR_DEAD,
+             "shrink of group %s: only %d of %d ranks are left, and more than that are out of reach without anybody "
+             "knowing that they are dead: they may go on as another part of the job, so this one ends",
+             group->name, left, awaited);
+    for (int member = 0, told = 0; member < group->size && told < TUTTI_ERROR_RANKS; member++)
+        if (this->awaited[member] && !this->members[member]) {
+            tu_error_at_fault(member);
+            told++;
+        }
+    return TUTTI_ERROR_DEAD;
+}
+
 static tutti_status verdict(const call *this, const tu_vote *vote) {
     tutti_group *group = this->group;
     switch (vote->outcome) {
@@ -142,6 +158,8 @@ static tutti_status verdict(const call *this, const tu_vote *vote) {
                  vote->culprit_text);
         tu_error_at_fault(vote->culprit);
         return vote->culprit_status;
+    case TU_VOTE_FEW:
+        return few_error(this);
     default:
         return TUTTI_OK;
     }
@@ -230,6 +248,12 @@ static tutti_status prepare(const call *this, const tu_vote *vote, rest *made, c
     return status == TUTTI_OK ? tu_group_page_reserve(made->group, piece) : status;
 }
 
+/* Any member of this host whose part failed sets it; the members of other hosts are in no exchange with it. */
+static _Atomic uint64_t *abandoned_word(const tutti_group *group) {
+    const tutti_group *here = atomic_load_explicit(&group->here, memory_order_acquire);
+    return &(here != NULL ? here : group)->page->abandoned;
+}
+
 /* The page goes from the new member 0 to all. */
 static tutti_status share_page(const call *this, tutti_group *made, const tu_piece *piece) {
     size_t count = (size_t)made->size;
@@ -245,7 +269,7 @@ static tutti_status share_page(const call *this, tutti_group *made, const tu_pie
                            .key = made->key,
                            .purpose = "shrink",
                            .what = what,
-                           .ended = &this->group->page->abandoned };
+                           .ended = abandoned_word(this->group) };
     tutti_status status =
         tu_meet(made->world, &meeting, &nothing, 1, piece, this->deadline, mappings + count, mappings);
     if (status == TUTTI_OK) {
@@ -264,12 +288,14 @@ static tutti_status make_rest(const call *this, const tu_vote *vote, rest *made)
     tutti_status status = prepare(this, vote, made, &piece);
     if (status == TUTTI_OK && made->group->page == NULL)
         status = share_page(this, made->group, piece);
+    if (status == TUTTI_OK)
+        status = tu_group_make_part(made->group, this->deadline, abandoned_word(this->group));
     if (status == TUTTI_OK) {
         atomic_store_explicit(&made->group->settled, vote->settled, memory_order_relaxed);
         status = tu_group_register(made->group, NULL);
     }
     if (status != TUTTI_OK) {
-        atomic_store_explicit(&this->group->page->abandoned, 1,
+        atomic_store_explicit(abandoned_word(this->group), 1,
                               memory_order_release); /* pairs with the exchange's look at it */
         tutti_group_release(made->group);
         made->group = NULL;
@@ -291,10 +317,19 @@ static void unmake_rest(rest *made) {
 
 /* ---- shrink ---- */
 
+/* The deaths of those that are left out end no wait on the store any more: whoever goes on knows of them. */
+static void mourn(const call *this, const bool *survivors) {
+    const tutti_group *group = this->group;
+    tutti_world *world = group->world;
+    for (int member = 0; member < group->size; member++)
+        if (!survivors[member] && this->awaited[member] && world->mourned != NULL)
+            atomic_store_explicit(&world->mourned[group->ranks[member]], true, memory_order_relaxed);
+}
+
 /* One round; *done when the new group stands. */
 static tutti_status one_round(call *this, rest *made, bool *done) {
     tutti_group *group = this->group;
-    atomic_store_explicit(&group->page->abandoned, 0,
+    atomic_store_explicit(abandoned_word(group), 0,
                           memory_order_release); /* nobody is in the last round's exchange any more */
     tu_vote vote = { .kind = TU_VOTE_SHRINK,
                      .digest = this->digest,
@@ -333,7 +368,9 @@ static tutti_status one_round(call *this, rest *made, bool *done) {
     if (status == TUTTI_OK)
         status = verdict(this, &commit);
     *done = status == TUTTI_OK && commit.outcome == TU_VOTE_DONE;
-    if (!*done)
+    if (*done)
+        mourn(this, survivors);
+    else
         unmake_rest(made);
     return status;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "world/vote.h"
+#include "world/vote_inner.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -97,12 +97,10 @@ static void arrive(tutti_group *group, const tu_vote *vote) {
     ring(group, vote);
 }
 
-/* Whether this one's ballot settles that the vote fails. */
-static void weigh(const ballot *theirs, int member, const tu_vote *vote, tu_vote_outcome *outcome, int *culprit) {
-    tutti_status status = (tutti_status)atomic_load_explicit(&theirs->status, memory_order_relaxed);
+void tu_vote_weigh(const tu_vote *vote, uint32_t kind, uint64_t digest, tutti_status status, int member,
+                   tu_vote_outcome *outcome, int *culprit) {
     tu_vote_outcome found = TU_VOTE_DONE;
-    if (atomic_load_explicit(&theirs->kind, memory_order_relaxed) != (uint32_t)vote->kind ||
-        atomic_load_explicit(&theirs->digest, memory_order_relaxed) != vote->digest)
+    if (kind != (uint32_t)vote->kind || digest != vote->digest)
         found = TU_VOTE_MISMATCH;
     else if (status == TUTTI_ERROR_DEAD || status == TUTTI_ERROR_GONE || status == TUTTI_ERROR_STATE)
         found = TU_VOTE_RETRY;
@@ -112,6 +110,12 @@ static void weigh(const ballot *theirs, int member, const tu_vote *vote, tu_vote
         return;
     *outcome = found;
     *culprit = member;
+}
+
+static void weigh(const ballot *theirs, int member, const tu_vote *vote, tu_vote_outcome *outcome, int *culprit) {
+    tu_vote_weigh(vote, atomic_load_explicit(&theirs->kind, memory_order_relaxed),
+                  atomic_load_explicit(&theirs->digest, memory_order_relaxed),
+                  (tutti_status)atomic_load_explicit(&theirs->status, memory_order_relaxed), member, outcome, culprit);
 }
 
 static bool has_refused(const tutti_group *group, int member, const tu_vote *vote) {
@@ -299,6 +303,8 @@ void tu_vote_cast(tutti_group *group, tu_vote *vote) {
 }
 
 tutti_status tu_vote_hold(tutti_group *group, tu_vote *vote) {
+    if (!group->local)
+        return tu_vote_hold_hosts(group, vote);
     number(group, vote);
     watch state = { .group = group, .vote = vote, .suspect = -1 };
     tu_wait wait;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Votes: agreements of a group's members that survive the death of any of them at any moment, and work when the group
- * has ended. On one host.
+ * has ended. On one host; where members are on several, vote_hosts.c does the same by the world's store.
  *
  * A vote has a number, its attempt. Each member writes its ballot and then its `arrived` word. Who sees that all it
  * waits for have arrived or departed writes a proposal, complete, into its own slot, and then tries to move the page's
@@ -27,7 +27,8 @@ typedef enum tu_vote_outcome {
     TU_VOTE_RETRY = 2,    /* commit: one has died meanwhile; `culprit` saw it, or -1 */
     TU_VOTE_MISMATCH = 3, /* the members do different things; `culprit` is the first that differs */
     TU_VOTE_FAILED = 4,   /* commit: `culprit` cannot */
-    TU_VOTE_LATE = 5      /* the deadline passed; `members` are those that live and did not come */
+    TU_VOTE_LATE = 5,     /* the deadline passed; `members` are those that live and did not come */
+    TU_VOTE_FEW = 6       /* shrink across hosts: more members are out of reach than are left */
 } tu_vote_outcome;
 
 #define TU_VOTE_TEXT 224
@@ -56,8 +57,9 @@ typedef struct tu_vote {
     char culprit_text[TU_VOTE_TEXT];
 } tu_vote;
 
-/* Votes and waits for the decision. TUTTI_OK when there is one, whatever its outcome; else INTERRUPTED, or TIMEOUT when
- * the others went on without this rank, with a message. Under the group's vote_lock. */
+/* Votes and waits for the decision. TUTTI_OK when there is one, whatever its outcome; else INTERRUPTED, TIMEOUT when
+ * the others went on without this rank, or across hosts NETWORK or DEAD when this rank is cut off from them, with a
+ * message. Under the group's vote_lock. */
 tutti_status tu_vote_hold(tutti_group *group, tu_vote *vote);
 
 /* Writes this member's ballot and goes: for one whose part failed, so that whatever the others decide is no success.

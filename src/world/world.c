@@ -148,6 +148,7 @@ static void free_world(tutti_world *world) {
         tutti_store_release(world->store);
     tu_watch_end(world->watch); /* a clone of the store may live on */
     tu_watch_release(world->watch);
+    tu_watch_release(world->calm);
     free(world->mourned);
     tu_news_close(world->news);
     world->news = NULL;
@@ -243,15 +244,23 @@ static tutti_status find_the_others(tutti_world *world, const tu_launch *launch,
 
 /* ---- who looks around while a store call waits ---- */
 
-/* Waits on the world's store end with a death that nobody was told of yet, an abort, an interrupt or the close. */
-static tutti_status look_at_world(void *argument) {
-    tutti_world *world = argument;
+static tutti_status look_calmly(void *argument) {
+    const tutti_world *world = argument;
     if (atomic_load_explicit(&world->interrupt, memory_order_relaxed) != 0)
         return tu_error(TUTTI_ERROR_INTERRUPTED,
                         "a wait on the store of world \"%s\" was interrupted on rank %d by tutti_world_interrupt",
                         world->name, world->rank);
     if (atomic_load_explicit(&world->closed, memory_order_acquire) != 0)
         return tu_error(TUTTI_ERROR_STATE, "world \"%s\" was closed during a wait on its store", world->name);
+    return TUTTI_OK;
+}
+
+/* Waits on the world's store end with a death that nobody was told of yet, an abort, an interrupt or the close. */
+static tutti_status look_at_world(void *argument) {
+    tutti_world *world = argument;
+    tutti_status calm = look_calmly(world);
+    if (calm != TUTTI_OK)
+        return calm;
     int dead = tu_world_first_dead(world, NULL, world->size, world->mourned, true);
     if (dead >= 0) {
         tutti_status status = tu_world_departed_error(world, dead, "in a wait on the world's store");
@@ -271,7 +280,9 @@ static tutti_status watch_store(tutti_world *world) {
         return tu_error_memory("the ranks of the world", (size_t)world->size);
     if (world->store == NULL)
         return TUTTI_OK;
-    tutti_status status = tu_watch_new(look_at_world, world, false, &world->watch);
+    tutti_status status = tu_watch_new(look_calmly, world, false, &world->calm);
+    if (status == TUTTI_OK)
+        status = tu_watch_new(look_at_world, world, false, &world->watch);
     if (status == TUTTI_OK)
         tu_store_set_watch(world->store, world->watch);
     return status;

@@ -31,6 +31,14 @@ typedef struct tu_cause tu_cause;
 #define TU_INTERRUPT_USER UINT32_C(1)  /* tutti_world_interrupt */
 #define TU_INTERRUPT_CLOSE UINT32_C(2) /* tutti_world_close */
 
+/* To a rank on another host. */
+typedef enum tu_way {
+    TU_WAY_OPEN = 0, /* or there is none yet */
+    TU_WAY_ASKED,    /* it has not answered yet */
+    TU_WAY_BROKEN,   /* it broke a moment ago, or has not answered for TUTTI_HOST_TIMEOUT */
+    TU_WAY_CLOSED    /* that rank has closed its world */
+} tu_way;
+
 struct tutti_world {
     char name[64];
     int rank, size;             /* world ranks */
@@ -42,6 +50,7 @@ struct tutti_world {
     int64_t timeout_ns;
     tutti_store *store;    /* prefixed; NULL when alone or fake */
     tu_watch *watch;       /* over waits on the store; NULL when alone or fake */
+    tu_watch *calm;        /* the same for waits on behalf of some ranks, which know themselves whose deaths end them */
     _Atomic bool *mourned; /* by world rank: its death was told by tutti_world_next_event, or a shrink left it out: it
                               ends no wait on the store any more */
     tu_job *job;           /* NULL when fake */
@@ -60,6 +69,11 @@ struct tutti_world {
     /* Likewise: waits until what this rank has put into memory on other hosts is there. Called by what tells others of
      * it, while there are ranks there of which that is not known. */
     _Atomic(tutti_status (*)(tutti_group *, const tu_operation_info *)) fence_hosts;
+    /* Likewise: how the connection to a rank on another host fares. One that is open is asked whether it is, once after
+     * `since`; where there is none, one is made if that is wanted. */
+    _Atomic(tu_way (*)(tutti_world *, int, int64_t since, bool make)) way_to_hosts;
+    /* Likewise: a group across hosts is released, used or not: what comes for it is for nobody. */
+    _Atomic(void (*)(tutti_group *)) forget_hosts;
     _Atomic int unfenced;    /* how many these are; written with the network's lock held */
     _Atomic int32_t handles; /* 1 while open, and 1 for each live object of the layers above: see tu_world_handle */
     _Atomic int32_t batches; /* that were begun and neither ended nor cancelled: they keep their groups */

@@ -466,15 +466,12 @@ tutti_status tu_shm_test_signal(const tu_backend_peers *peers, int from, int cha
     const mailbox_local *local = peers->local;
     if (local->network != NULL)
         tu_network_poll(local->network);
-    if (!is_fenced(&state)) {
-        *arrived = false;
-        return TUTTI_OK;
-    }
-    *arrived = try_take(&state);
+    /* What this rank has put elsewhere and that has not arrived is not followed by anything yet. */
+    *arrived = is_fenced(&state) && try_take(&state);
     /* A program that only tests has nobody else to look who lives, so it looks itself. */
     if (*arrived || peers->group->world->job == NULL || look_at_group(&state) == TUTTI_OK)
         return TUTTI_OK;
-    *arrived = try_take(&state); /* the last thing that the sender did */
+    *arrived = is_fenced(&state) && try_take(&state); /* the last thing that the sender did */
     return *arrived ? TUTTI_OK : tu_group_cause(peers->group);
 }
 

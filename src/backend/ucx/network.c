@@ -15,9 +15,10 @@
 
 #include "ucx.h"
 
-#define MESSAGE 7                /* the number of the active message */
-#define SEGMENT "256k"           /* of UCX's TCP transport: a message with its header fits */
-#define MOST ((size_t)192 << 10) /* data of one message */
+#define MESSAGE 7                  /* the number of the active message */
+#define SEGMENT "256k"             /* of UCX's TCP transport: a message with its header fits */
+#define MOST ((size_t)192 << 10)   /* data of one message */
+#define DISCONNECT_TIME 1000000000 /* nanoseconds, at most, for UCX to end the sends of a connection that is cut */
 
 typedef struct network network;
 
@@ -31,8 +32,9 @@ typedef struct endpoint {
 /* A send that is under way; the header must outlive it. */
 typedef struct sending {
     network *network;
-    void *token;
-    struct sending *next; /* in the list of spare ones */
+    int peer;
+    void *token;                  /* NULL: told as not good already */
+    struct sending *next, **link; /* in the list of those under way, or of spare ones */
     unsigned char header[TU_NETWORK_HEADER_BYTES];
 } sending;
 
@@ -49,7 +51,7 @@ struct network {
     int descriptor, peer_count;
     bool any_broken;
     endpoint **endpoints; /* by peer; NULL until it is used */
-    sending *spare;
+    sending *spare, *under_way;
 };
 
 /* ---- what UCX tells ---- */
@@ -78,9 +80,31 @@ static void spare(sending *sending) {
     sending->network->spare = sending;
 }
 
+static void insert(network *network, sending *sending) {
+    sending->next = network->under_way;
+    sending->link = &network->under_way;
+    if (sending->next != NULL)
+        sending->next->link = &sending->next;
+    network->under_way = sending;
+}
+
+static void take_out(sending *sending) {
+    *sending->link = sending->next;
+    if (sending->next != NULL)
+        sending->next->link = sending->link;
+}
+
+static void tell_sent(sending *sending, bool good) {
+    void *token = sending->token;
+    sending->token = NULL;
+    if (token != NULL)
+        sending->network->events->sent(sending->network->owner, token, good);
+}
+
 static void sent(void *request, ucs_status_t status, void *argument) {
     sending *sending = argument;
-    sending->network->events->sent(sending->network->owner, sending->token, status == UCS_OK);
+    tell_sent(sending, status == UCS_OK);
+    take_out(sending);
     spare(sending);
     sending->network->ucx->ucp_request_free(request);
 }
@@ -197,17 +221,21 @@ static tutti_status open_worker(network *network) {
 }
 
 static void end(network *network) {
-    while (network->spare != NULL) {
-        sending *next = network->spare->next;
-        free(network->spare);
-        network->spare = next;
-    }
     for (int peer = 0; peer < network->peer_count && network->endpoints != NULL; peer++)
         free(network->endpoints[peer]);
     if (network->address != NULL)
         network->ucx->ucp_worker_release_address(network->worker, network->address);
     if (network->worker != NULL)
         network->ucx->ucp_worker_destroy(network->worker);
+    for (sending *next; network->under_way != NULL; network->under_way = next) { /* that UCX has not told by now */
+        next = network->under_way->next;
+        tell_sent(network->under_way, false);
+        free(network->under_way);
+    }
+    for (sending *next; network->spare != NULL; network->spare = next) {
+        next = network->spare->next;
+        free(network->spare);
+    }
     if (network->context != NULL)
         network->ucx->ucp_cleanup(network->context);
     free(network->endpoints);
@@ -289,10 +317,28 @@ static void close_endpoint(endpoint *endpoint, bool force, void **request) {
         network->ucx->ucp_request_free(made);
 }
 
+static bool sends_to(const network *network, int peer) {
+    for (const sending *sending = network->under_way; sending != NULL; sending = sending->next)
+        if (sending->peer == peer && sending->token != NULL)
+            return true;
+    return false;
+}
+
+static bool network_progress(void *argument);
+
+/* UCX ends the sends of an endpoint that is closed by force within a moment. One that it should forget is told all the
+ * same, so that nobody waits for it. */
 static void network_disconnect(void *argument, int peer) {
     network *network = argument;
+    int64_t deadline = network->host->now() + DISCONNECT_TIME;
     if (network->endpoints[peer] != NULL)
         close_endpoint(network->endpoints[peer], true, NULL);
+    while (sends_to(network, peer) && network->host->now() < deadline)
+        if (!network_progress(network))
+            nanosleep(&(struct timespec){ .tv_nsec = 50000 }, NULL);
+    for (sending *sending = network->under_way; sending != NULL; sending = sending->next)
+        if (sending->peer == peer)
+            tell_sent(sending, false);
 }
 
 static void close_broken(network *network) {
@@ -316,6 +362,7 @@ static tutti_status network_send(void *argument, int peer, const void *header, s
     else if ((one = malloc(sizeof *one)) == NULL)
         return network->host->error(TUTTI_ERROR_MEMORY, "out of memory for a message to rank %d", peer);
     one->network = network;
+    one->peer = peer;
     one->token = token;
     memcpy(one->header, header, header_bytes);
     ucp_request_param_t parameters = {
@@ -327,8 +374,10 @@ static tutti_status network_send(void *argument, int peer, const void *header, s
     void *request =
         network->ucx->ucp_am_send_nbx(endpoint->handle, MESSAGE, one->header, header_bytes, data, bytes, &parameters);
     *finished = !UCS_PTR_IS_PTR(request);
-    if (UCS_PTR_IS_PTR(request))
+    if (UCS_PTR_IS_PTR(request)) {
+        insert(network, one);
         return TUTTI_OK;
+    }
     spare(one);
     return UCS_PTR_IS_ERR(request)
                ? network->host->error(TUTTI_ERROR_NETWORK, "a message to rank %d cannot be sent: %s", peer,

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A program that trains over hosts and goes on after losses, for tests: every step adds up numbers, puts one into the
+ * next rank's memory and meets. When a step fails the rank says why, and shrinks its group; when that fails it says so
+ * and ends with status 6. It ends well once STEPS steps were made in a group of fewer ranks.
+ *
+ *     train [STEPS [SECONDS]]     SECONDS: that a step may take
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <tutti/collective.h>
+#include <tutti/memory.h>
+#include <tutti/peers.h>
+#include <unistd.h>
+
+#define COUNT 40000 /* elements of a sum: several fragments between hosts */
+
+typedef struct state {
+    tutti_world *world;
+    tutti_group *group;
+    tutti_memory *memory;
+    tutti_peers *peers;
+    double *values;
+} state;
+
+static tutti_status meet(state *this) {
+    tutti_peers_release(this->peers);
+    this->peers = NULL;
+    return tutti_memory_rendezvous(this->memory, this->group, &this->peers);
+}
+
+static tutti_status step(state *this, int number) {
+    int rank = tutti_group_rank(this->group), size = tutti_group_size(this->group), next = (rank + 1) % size;
+    for (int i = 0; i < COUNT; i++)
+        this->values[i] = rank + number;
+    tutti_status status = tutti_all_reduce(this->group, this->values, this->values, COUNT, TUTTI_F64, TUTTI_SUM, NULL);
+    if (status == TUTTI_OK && this->values[COUNT - 1] != size * number + size * (size - 1) / 2) {
+        printf("rank %d: wrong sum\n", tutti_world_rank(this->world));
+        exit(3);
+    }
+    if (status == TUTTI_OK)
+        status = tutti_peers_put(this->peers, next, 0, &number, sizeof number, NULL);
+    if (status == TUTTI_OK)
+        status = tutti_peers_barrier(this->peers, 0, NULL);
+    if (status == TUTTI_OK && *(int *)tutti_memory_data(this->memory) != number) {
+        printf("rank %d: wrong memory\n", tutti_world_rank(this->world));
+        exit(3);
+    }
+    return status;
+}
+
+static tutti_status shrink(state *this) {
+    tutti_group *rest;
+    int64_t patience = 10 * tutti_group_timeout(this->group); /* for whoever has to find out first that a step failed */
+    tutti_status status =
+        tutti_group_shrink(this->group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = patience), &rest);
+    if (status != TUTTI_OK)
+        return status;
+    tutti_group_release(this->group);
+    this->group = rest;
+    return meet(this);
+}
+
+int main(int count, char **arguments) {
+    int steps = count > 1 ? atoi(arguments[1]) : 20, after = 0;
+    state this = { .values = calloc(COUNT, sizeof *this.values) };
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    tutti_status status = tutti_world_open(NULL, &this.world);
+    int rank = tutti_world_rank(this.world), size = tutti_world_size(this.world);
+    if (status == TUTTI_OK)
+        this.group = tutti_group_keep(tutti_world_group(this.world));
+    if (status == TUTTI_OK && count > 2)
+        status = tutti_group_set_timeout(this.group, strtoll(arguments[2], NULL, 10) * 1000000000);
+    if (status == TUTTI_OK)
+        status = tutti_memory_alloc(this.world, 4096, NULL, &this.memory);
+    if (status == TUTTI_OK)
+        status = meet(&this);
+    for (int number = 0; status == TUTTI_OK && after < steps; number++) {
+        status = step(&this, number);
+        if (number == 2)
+            printf("rank %d of %d, pid %d, runs\n", rank, size, (int)getpid());
+        if (status == TUTTI_OK) {
+            after += tutti_group_size(this.group) < size;
+            continue;
+        }
+        printf("rank %d failed: %s\n", rank, tutti_error_message());
+        after = 0;
+        number = -1;
+        while ((status = shrink(&this)) == TUTTI_ERROR_DEAD && tutti_group_size(this.group) < size)
+            printf("rank %d shrinks again: %s\n", rank, tutti_error_message());
+    }
+    if (status != TUTTI_OK) {
+        printf("rank %d ends: %s\n", rank, tutti_error_message());
+        return 6;
+    }
+    printf("rank %d went on with %d ranks\n", rank, tutti_group_size(this.group));
+    bool all;
+    if (tutti_group_agree(this.group, true, &all) != TUTTI_OK) /* nobody leaves before all are done */
+        printf("rank %d: %s\n", rank, tutti_error_message());
+    tutti_peers_release(this.peers);
+    tutti_memory_release(this.memory);
+    tutti_group_release(this.group);
+    return tutti_world_close(this.world) == TUTTI_OK ? 0 : 4;
+}
