@@ -105,8 +105,9 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_permute(tutti_group *group, const voi
 #define TUTTI_ANY_TAG (-1)
 
 /* Messages of a pair with the same tag arrive in the order in which they were sent. A send may wait until its receive
- * has begun. Tags are 0 or more. To oneself: start one of the two with a work; a blocking send to oneself of more than
- * 80 bytes that no receive awaits is an error (shorter ones wait for nobody). To TUTTI_NOBODY nothing is sent.
+ * has begun; one of up to 2 KiB to a rank on the same host mostly does not. Tags are 0 or more. To oneself: start one
+ * of the two with a work; a blocking send to oneself of more than 80 bytes that no receive awaits is an error (shorter
+ * ones wait for nobody). To TUTTI_NOBODY nothing is sent.
  *
  * Sends and receives of several ranks that wait for each other in a circle are an error too: it is found at once where
  * no other thread of a rank could still come, and ends the group with TUTTI_ERROR_MISMATCH; between hosts it ends with
@@ -120,9 +121,9 @@ TUTTI_API TUTTI_CHECKED tutti_status tutti_permute(tutti_group *group, const voi
  * Of device memory: with a named rank and tag, in a group that was used on the device before (tutti_group_prepare). */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_send(tutti_group *group, const void *in, size_t count, tutti_dtype dtype,
                                                 int to, int tag, const tutti_call *call);
-/* Room for `count` elements: a longer message, or one of another dtype, is TUTTI_ERROR_MISMATCH on both sides (of a
- * message of at most 80 bytes, whose send does not wait, at the sender's next call on the group), a shorter one is
- * received as it is. `from` may be TUTTI_ANY_SOURCE and `tag` TUTTI_ANY_TAG; tutti_call.received tells
+/* Room for `count` elements: a longer message, or one of another dtype, is TUTTI_ERROR_MISMATCH on both sides (where
+ * the send did not wait, as with at most 80 bytes and mostly up to 2 KiB, at the sender's next call on the group), a
+ * shorter one is received as it is. `from` may be TUTTI_ANY_SOURCE and `tag` TUTTI_ANY_TAG; tutti_call.received tells
  * who it was. From TUTTI_NOBODY come no elements. A receive that runs out of time ends only that receive. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_recv(tutti_group *group, void *out, size_t count, tutti_dtype dtype,
                                                 int from, int tag, const tutti_call *call);

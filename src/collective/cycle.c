@@ -174,7 +174,7 @@ static const char *advice(int sends, int receives) {
     if (sends == 0)
         return "All of them receive, and no message that has come is what they wait for: compare the ranks and tags of "
                "sends and receives, or let one of them send first";
-    return "A send of more than 80 bytes waits for a receive of its tag, and no message that has come is what the "
+    return "A send of more than 80 bytes may wait for a receive of its tag, and no message that has come is what the "
            "receives wait for: compare the ranks and tags of sends and receives, and their order";
 }
 

@@ -111,6 +111,7 @@ const void *tu_letter_look(tu_messages *messages, int source, tu_packet *packet)
             packet->dtype = head.dtype;
             packet->index = 0;
             packet->fragment = head.ahead != 0;
+            packet->cell = 0;
             return letter + sizeof head;
         }
         TU_LOG(TUTTI_LOG_WARN, messages->state->group->world->log, "collective",

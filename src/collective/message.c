@@ -19,7 +19,7 @@
 static void free_unexpected(tu_unexpected *list) {
     while (list != NULL) {
         tu_unexpected *next = list->next;
-        free(list);
+        tu_unexpected_free(list);
         list = next;
     }
 }

@@ -23,6 +23,7 @@ tutti_status tu_channels_open(tu_channels *channels, tu_collective *state, const
         if (members[place] == state->rank)
             channels->rank = place;
     channels->fragment_bytes = tu_area_fragment_bytes(channels->size);
+    channels->cell_count = TU_AREA_FRAGMENTS * (int)(channels->fragment_bytes / TU_CELL_BYTES);
     channels->area = find_area(channels, state->group);
     size_t size = (size_t)channels->size;
     channels->sent = calloc(3 * size, sizeof(uint64_t));
@@ -53,22 +54,53 @@ bool tu_packet_post_short(tu_channels *channels, int peer, tu_packet_kind kind, 
     return true;
 }
 
-static uint64_t taken_by(const tu_channels *channels, int peer) {
-    /* Pairs with the release in tu_packet_taken: the fragment has been read. */
-    return atomic_load_explicit(&tu_channel_of(channels, channels->rank, peer)->taken, memory_order_acquire);
+static bool is_free(tu_channels *channels, int cell) {
+    int peer = channels->cells[cell].peer;
+    uint64_t packet = channels->cells[cell].packet;
+    if (channels->seen_taken[peer] >= packet)
+        return true;
+    /* Pairs with the release in tu_packet_taken: the cell has been read. */
+    channels->seen_taken[peer] =
+        atomic_load_explicit(&tu_channel_of(channels, channels->rank, peer)->taken, memory_order_acquire);
+    return channels->seen_taken[peer] >= packet;
 }
 
-int tu_fragment_find(const tu_channels *channels) {
-    for (int i = 0; i < TU_AREA_FRAGMENTS; i++)
-        if (channels->fragments[i].packet == 0 ||
-            taken_by(channels, channels->fragments[i].peer) >= channels->fragments[i].packet)
-            return i;
+int tu_cell_find(tu_channels *channels) {
+    for (int i = 0; i < channels->cell_count; i++) {
+        int cell = (channels->next_cell + i) % channels->cell_count;
+        if (is_free(channels, cell))
+            return cell;
+    }
+    return -1;
+}
+
+void tu_cell_use(tu_channels *channels, int cell, int peer, uint64_t packet) {
+    channels->cells[cell].peer = peer;
+    channels->cells[cell].packet = packet;
+    channels->next_cell = (cell + 1) % channels->cell_count;
+}
+
+/* Of a fragment. */
+static int cells_of(const tu_channels *channels) {
+    return channels->cell_count / TU_AREA_FRAGMENTS;
+}
+
+int tu_fragment_find(tu_channels *channels) {
+    int cells = cells_of(channels);
+    for (int fragment = 0; fragment < TU_AREA_FRAGMENTS; fragment++) {
+        int cell = 0;
+        while (cell < cells && is_free(channels, fragment * cells + cell))
+            cell++;
+        if (cell == cells)
+            return fragment;
+    }
     return -1;
 }
 
 void tu_fragment_use(tu_channels *channels, int fragment, int peer, uint64_t packet) {
-    channels->fragments[fragment].peer = peer;
-    channels->fragments[fragment].packet = packet;
+    int cells = cells_of(channels);
+    for (int cell = 0; cell < cells; cell++)
+        tu_cell_use(channels, fragment * cells + cell, peer, packet);
 }
 
 bool tu_packet_post_fragment(tu_channels *channels, int peer, uint64_t message, uint64_t offset, size_t bytes,

@@ -2,11 +2,12 @@
  *
  * Packets: how the ranks of a group talk about messages. Each ordered pair of ranks has a channel in the group's shared
  * page, a ring of packets that the sender writes and the receiver takes in order and at once, so that nothing behind
- * them is held up; and each rank has a few fragments, through which long messages go piece by piece.
+ * them is held up; and each rank has a staging area of a few cells. Messages of up to a cell lie there until they are
+ * taken; longer ones go fragment by fragment, each of several cells.
  *
- *     MESSAGE    sender to receiver   tag, length, dtype; up to TU_PACKET_BYTES of data, or where the data lies in
- *                                     symmetric memory, or a fragment that has it: for a receive that waits already,
- *                                     else it is asked for later
+ *     MESSAGE    sender to receiver   tag, length, dtype; up to TU_PACKET_BYTES of data, or the cell that has it, and
+ *                                     the send is over; else where the data lies in symmetric memory, or a fragment
+ *                                     that has it: for a receive that waits already, else it is asked for later
  *     CLEAR      receiver to sender   a receive awaits it: send the data (to symmetric memory, when there is some)
  *     FRAGMENT   sender to receiver   data, in one of the sender's fragments
  *     WRITTEN    sender to receiver   the data was written into the receiver's symmetric memory
@@ -32,6 +33,8 @@ typedef enum tu_packet_kind {
 
 #define TU_PACKETS 4
 #define TU_PACKET_BYTES 80 /* of data that a packet has room for at most; the contract of tutti_recv names it */
+#define TU_CELL_BYTES 2048 /* of data that a cell has room for; likewise */
+#define TU_CELLS_MOST 16   /* of a rank */
 
 /* A message of up to 32 bytes is one line with its header: so only what every packet has stands before the data. */
 typedef struct tu_packet {
@@ -47,6 +50,7 @@ typedef struct tu_packet {
             uint64_t offset;   /* of this fragment, or in the symmetric block */
             uint32_t index;    /* of the symmetric block, or of the fragment; 0 none */
             uint32_t fragment; /* of a longer message: the one with its data, from 1; 0: none */
+            uint32_t cell;     /* likewise of one whose send is over */
         };
     };
 } tu_packet;
@@ -73,10 +77,12 @@ typedef struct tu_channels {
     size_t fragment_bytes;
     uint64_t *sent, *taken; /* packets by peer */
     uint64_t *seen_taken;   /* by peer: how many of this rank's it had taken when that was last looked at */
+    int cell_count;         /* of each rank */
+    int next_cell;          /* the one that was used the longest time ago */
     struct {
         int peer;
         uint64_t packet; /* free again once the peer has taken it; 0: free */
-    } fragments[TU_AREA_FRAGMENTS];
+    } cells[TU_CELLS_MOST];
 } tu_channels;
 
 /* members: the places in a group across hosts, lent; NULL in others. */
@@ -90,6 +96,9 @@ static inline unsigned char *tu_fragment(const tu_channels *channels, int sender
     size_t size = (size_t)channels->size;
     return channels->area + size * size * TU_AREA_CHANNEL +
            ((size_t)sender * TU_AREA_FRAGMENTS + index) * channels->fragment_bytes;
+}
+static inline unsigned char *tu_cell(const tu_channels *channels, int sender, uint32_t index) {
+    return tu_fragment(channels, sender, 0) + (size_t)index * TU_CELL_BYTES;
 }
 
 static inline void tu_channel_ring(const tu_channels *channels, int peer) {
@@ -120,9 +129,16 @@ bool tu_packet_post_short(tu_channels *channels, int peer, tu_packet_kind kind, 
 bool tu_packet_post_fragment(tu_channels *channels, int peer, uint64_t message, uint64_t offset, size_t bytes,
                              void (*fill)(void *argument, void *to, uint64_t offset, size_t bytes), void *argument);
 
-/* A fragment that nobody reads any more, or -1; and that a packet which was posted to `peer` needs it. */
-int tu_fragment_find(const tu_channels *channels);
+/* A fragment or cell that nobody reads any more, or -1; and that a packet which was posted to `peer` needs it. */
+int tu_fragment_find(tu_channels *channels);
 void tu_fragment_use(tu_channels *channels, int fragment, int peer, uint64_t packet);
+int tu_cell_find(tu_channels *channels);
+void tu_cell_use(tu_channels *channels, int cell, int peer, uint64_t packet);
+/* Where the data of a message from `source` lies whose packet says that it is in that cell; NULL: there is none. */
+static inline const unsigned char *tu_cell_of(const tu_channels *channels, int source, uint32_t cell, uint64_t bytes) {
+    bool is_there = cell != 0 && cell <= (uint32_t)channels->cell_count && bytes <= TU_CELL_BYTES;
+    return is_there ? tu_cell(channels, source, cell - 1) : NULL;
+}
 
 /* The next packet from `source` that was not taken; NULL: none. */
 static inline const tu_packet *tu_packet_look(const tu_channels *channels, int source) {
@@ -133,7 +149,7 @@ static inline const tu_packet *tu_packet_look(const tu_channels *channels, int s
 }
 static inline void tu_packet_taken(tu_channels *channels, int source) {
     uint64_t taken = ++channels->taken[source];
-    /* Pairs with tu_packet_next, tu_fragment_find, and with tu_channel_empty. */
+    /* Pairs with tu_packet_next, is_free of cells, and with tu_channel_empty. */
     atomic_store_explicit(&tu_channel_of(channels, source, channels->rank)->taken, taken, memory_order_release);
 }
 /* Whether everything that `sender` posted to `receiver` has been taken. */

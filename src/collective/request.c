@@ -132,7 +132,7 @@ static void read_fragment(tu_messages *messages, tu_request *request, int source
 }
 
 /* `packet` is this rank's copy of what the packet says; a short message lies in `payload`, and so does the data of one
- * from another host. */
+ * from another host or in a cell (NULL: there is no such cell). */
 static void found_message(tu_messages *messages, tu_request *request, int source, const tu_packet *packet,
                           const void *payload) {
     const tu_task *task = request->task;
@@ -149,6 +149,13 @@ static void found_message(tu_messages *messages, tu_request *request, int source
     } else if (packet->bytes <= TU_PACKET_BYTES) {
         if (packet->bytes != 0)
             strided_scatter(task, payload, 0, packet->bytes);
+        finish(messages, request);
+    } else if (packet->cell != 0) {
+        if (payload == NULL) {
+            fail(messages, request, "a cell that its message does not have");
+            return;
+        }
+        strided_scatter(task, payload, 0, packet->bytes);
         finish(messages, request);
     } else if (packet->fragment != 0) {
         read_fragment(messages, request, source, packet, payload);
@@ -172,18 +179,45 @@ static bool accepts(const tu_request *request, int source, int tag) {
            (info->root == TUTTI_ANY_SOURCE || info->root == source) && (info->tag == TUTTI_ANY_TAG || info->tag == tag);
 }
 
+void tu_unexpected_free(tu_unexpected *early) {
+    free(early->data);
+    free(early);
+}
+
 static tu_unexpected *room_for_early(tu_messages *messages) {
     tu_unexpected *early = messages->spare;
-    if (early == NULL)
-        return aligned_alloc(_Alignof(tu_unexpected), sizeof *early); /* a packet is aligned to its lines */
-    messages->spare = early->next;
-    messages->spares--;
+    if (early == NULL) {
+        early = aligned_alloc(_Alignof(tu_unexpected), sizeof *early); /* a packet is aligned to its lines */
+    } else {
+        messages->spare = early->next;
+        messages->spares--;
+    }
+    if (early != NULL)
+        early->data = NULL;
     return early;
+}
+
+/* The data goes where it outlives the packet. False: no memory. */
+static bool keep_data(tu_unexpected *early, const void *payload) {
+    tu_packet *packet = &early->packet;
+    if (packet->bytes <= TU_PACKET_BYTES) {
+        memcpy(packet->payload, payload, packet->bytes);
+    } else if (packet->cell == 0) {
+        packet->fragment = 0; /* its sender's again: the receive will ask for the data */
+    } else if (payload != NULL) {
+        early->data = malloc(packet->bytes);
+        if (early->data == NULL)
+            return false;
+        memcpy(early->data, payload, packet->bytes);
+    }
+    return true;
 }
 
 /* False when an unexpected message cannot be kept, for want of memory or because there are too many: it stays in the
  * ring. */
 static bool take_message(tu_messages *messages, int source, const tu_packet *packet, const void *payload) {
+    if (packet->bytes > TU_PACKET_BYTES && packet->cell != 0)
+        payload = tu_cell_of(&messages->channels, tu_place_of(messages, source), packet->cell, packet->bytes);
     for (tu_request *request = messages->first; request != NULL; request = request->next) {
         if (accepts(request, source, packet->tag)) {
             found_message(messages, request, source, packet, payload);
@@ -198,10 +232,10 @@ static bool take_message(tu_messages *messages, int source, const tu_packet *pac
     early->next = NULL;
     early->source = source;
     early->packet = *packet;
-    if (packet->bytes <= TU_PACKET_BYTES)
-        memcpy(early->packet.payload, payload, packet->bytes);
-    else
-        early->packet.fragment = 0; /* its sender's again: the receive will ask for the data */
+    if (!keep_data(early, payload)) {
+        tu_unexpected_free(early);
+        return false;
+    }
     *messages->early_end = early;
     messages->early_end = &early->next;
     messages->early_count[source]++;
@@ -216,9 +250,11 @@ static void forget(tu_messages *messages, tu_unexpected **link) {
         messages->early_end = link;
     messages->early_count[early->source]--;
     if (messages->spares >= TU_UNEXPECTED_SPARE) {
-        free(early);
+        tu_unexpected_free(early);
         return;
     }
+    free(early->data);
+    early->data = NULL;
     early->next = messages->spare;
     messages->spare = early;
     messages->spares++;
@@ -229,7 +265,9 @@ static void look_at_early(tu_messages *messages, tu_request *request) {
     for (tu_unexpected **link = &messages->early; *link != NULL; link = &(*link)->next) {
         if (!accepts(request, (*link)->source, (*link)->packet.tag))
             continue;
-        found_message(messages, request, (*link)->source, &(*link)->packet, (*link)->packet.payload);
+        const tu_packet *packet = &(*link)->packet;
+        bool in_packet = packet->bytes <= TU_PACKET_BYTES;
+        found_message(messages, request, (*link)->source, packet, in_packet ? packet->payload : (*link)->data);
         forget(messages, link);
         return;
     }
@@ -263,6 +301,7 @@ static void read_packet(const volatile tu_packet *shared, tu_packet *packet) {
     packet->offset = shared->offset;
     packet->index = shared->index;
     packet->fragment = shared->fragment;
+    packet->cell = shared->cell;
 }
 
 /* `packet` is this rank's own copy. */
@@ -363,6 +402,32 @@ static bool write_message(tu_messages *messages, tu_request *request) {
     return true;
 }
 
+/* What of this rank's staging area a packet needs; -1: nothing. */
+typedef struct staged {
+    int cell, fragment;
+} staged;
+
+/* Says in the packet where the data is that does not fit into it: in a cell, then the send is over. To itself a rank
+ * sends in the ordinary way: a mistake is told. */
+static staged stage(tu_messages *messages, const tu_request *request, tu_packet *packet) {
+    tu_channels *channels = &messages->channels;
+    staged staged = { .cell = -1, .fragment = -1 };
+    if (request->bytes <= TU_CELL_BYTES && request->peer != messages->state->rank)
+        staged.cell = tu_cell_find(channels);
+    if (staged.cell >= 0) {
+        strided_gather(request->task, tu_cell(channels, channels->rank, (uint32_t)staged.cell), 0, request->bytes);
+    } else {
+        tu_symmetric found = place_of(messages, request->task, request->task->in, request->bytes);
+        packet->index = found.index;
+        packet->offset = found.offset;
+        if (found.index == 0)
+            staged.fragment = fill_ahead(messages, request);
+    }
+    packet->cell = (uint32_t)(staged.cell + 1);
+    packet->fragment = (uint32_t)(staged.fragment + 1);
+    return staged;
+}
+
 static bool post_message(tu_messages *messages, tu_request *request) {
     const tu_task *task = request->task;
     if (tu_elsewhere(messages, request->peer))
@@ -378,22 +443,18 @@ static bool post_message(tu_messages *messages, tu_request *request) {
     packet->bytes = request->bytes;
     packet->index = 0;
     bool short_one = request->bytes <= TU_PACKET_BYTES;
-    if (short_one && request->bytes != 0)
+    staged staged = { .cell = -1, .fragment = -1 };
+    if (!short_one)
+        staged = stage(messages, request, packet);
+    else if (request->bytes != 0)
         strided_gather(task, packet->payload, 0, request->bytes);
-    int fragment = -1;
-    if (!short_one) {
-        tu_symmetric found = place_of(messages, task, task->in, request->bytes);
-        packet->index = found.index;
-        packet->offset = found.offset;
-        if (found.index == 0)
-            fragment = fill_ahead(messages, request);
-        packet->fragment = (uint32_t)(fragment + 1);
-    }
     request->state = TU_REQUEST_WAITING;
     uint64_t number = tu_packet_post(&messages->channels, packet, place);
-    if (fragment >= 0)
-        tu_fragment_use(&messages->channels, fragment, place, number);
-    if (short_one)
+    if (staged.fragment >= 0)
+        tu_fragment_use(&messages->channels, staged.fragment, place, number);
+    if (staged.cell >= 0)
+        tu_cell_use(&messages->channels, staged.cell, place, number);
+    if (short_one || staged.cell >= 0)
         finish(messages, request);
     return true;
 }

@@ -49,6 +49,7 @@ struct tu_request {
 typedef struct tu_unexpected {
     struct tu_unexpected *next;
     int source;
+    void *data;       /* of a message whose send is over and that does not lie in its packet; else NULL */
     tu_packet packet; /* a copy */
 } tu_unexpected;
 
@@ -101,6 +102,7 @@ void tu_requests_progress(tu_messages *messages);
 /* Takes a request back. True when half of it has moved: then the pair is out of step. Takes the lock. */
 bool tu_request_withdraw(tu_messages *messages, tu_request *request);
 void tu_request_unlist(tu_messages *messages, tu_request *request);
+void tu_unexpected_free(tu_unexpected *early);
 
 /* ---- packets between hosts: letter.c ---- */
 

@@ -108,9 +108,9 @@ static __attribute__((noinline)) tutti_status exchange_any(tutti_group *group, c
     return tutti_batch_end(batch, TUTTI_OPTIONS(tutti_call, .timeout_ns = full.timeout_ns, .work = full.work));
 }
 
-/* Whether one buffer ends before the other begins, of what the express lane may take: at most a packet each. */
+/* Whether one buffer ends before the other begins, of what the express lane may take: at most a cell each. */
 static inline bool are_apart(const char *in, size_t in_count, const char *out, size_t out_count, size_t element) {
-    return in_count <= TU_PACKET_BYTES && out_count <= TU_PACKET_BYTES &&
+    return in_count <= TU_CELL_BYTES && out_count <= TU_CELL_BYTES &&
            (in + in_count * element <= out || out + out_count * element <= in);
 }
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The express lane of short messages. A send or a receive without options, of what fits into a packet, from one named
- * rank to another, in a group that is as it almost always is, needs no task and no request: its packet is posted or
- * taken at once, and most often that is all. Calls in a batch are noted as tu_shorts and go together, with one lock,
- * one number after the other, and two looks at the time for their records.
+ * The express lane of short messages. A send or a receive without options, of what fits into a packet or a cell, from
+ * one named rank to another, in a group that is as it almost always is, needs no task and no request: its packet is
+ * posted or taken at once, and most often that is all. Calls in a batch are noted as tu_shorts and go together, with
+ * one lock, one number after the other, and two looks at the time for their records.
  *
  * Nothing is decided here that could go wrong. What is unusual about a call or the group is left to the ordinary way
  * (send.c, batch.c, message.c) before anything has happened. A packet that is not exactly what the receive at its turn
@@ -42,7 +42,7 @@ static inline bool note(const tutti_group *group, const tu_message *message, tu_
     bool sends = message->operation == TU_OPERATION_SEND;
     size_t element = tutti_dtype_size(message->dtype);
     const void *buffer = sends ? message->in : message->out;
-    if (element == 0 || message->count > TU_PACKET_BYTES || message->count * element > TU_PACKET_BYTES ||
+    if (element == 0 || message->count > TU_CELL_BYTES || message->count * element > TU_CELL_BYTES ||
         message->tag < 0 || buffer == NULL || message->peer < 0 || message->peer >= group->size ||
         message->peer == group->rank)
         return false;
@@ -85,17 +85,31 @@ static bool is_held_up(const tu_short *notes, int index) {
     return false;
 }
 
-static inline bool post(tu_messages *messages, const tu_short *note) {
-    tu_packet *packet = tu_packet_next(&messages->channels, note->peer);
+/* *odd: the ring has room, but no cell is free. */
+static inline bool post(tu_messages *messages, const tu_short *note, bool *odd) {
+    tu_channels *channels = &messages->channels;
+    tu_packet *packet = tu_packet_next(channels, note->peer);
     if (packet == NULL)
         return false;
+    int cell = note->bytes > TU_PACKET_BYTES ? tu_cell_find(channels) : -1;
+    if (note->bytes > TU_PACKET_BYTES && cell < 0) {
+        *odd = true;
+        return false;
+    }
     packet->message = ++messages->messages;
     packet->bytes = note->bytes;
     packet->tag = note->tag;
     packet->kind = TU_PACKET_MESSAGE;
     packet->dtype = note->dtype;
-    memcpy(packet->payload, note->buffer, note->bytes);
-    (void)tu_packet_post(&messages->channels, packet, note->peer);
+    if (cell < 0) {
+        memcpy(packet->payload, note->buffer, note->bytes);
+        (void)tu_packet_post(channels, packet, note->peer);
+        return true;
+    }
+    memcpy(tu_cell(channels, channels->rank, (uint32_t)cell), note->buffer, note->bytes);
+    packet->index = packet->fragment = 0;
+    packet->cell = (uint32_t)cell + 1;
+    tu_cell_use(channels, cell, note->peer, tu_packet_post(channels, packet, note->peer));
     return true;
 }
 
@@ -112,14 +126,17 @@ static inline bool take(tu_messages *messages, const tu_short *note, bool *odd) 
     /* Read once, as its sender may write garbage between a check and a use. */
     const volatile tu_packet *packet = shared;
     uint64_t bytes = packet->bytes;
-    if (packet->kind != TU_PACKET_MESSAGE || packet->tag != note->tag || packet->dtype != note->dtype ||
+    const unsigned char *data = shared->payload;
+    if (bytes > TU_PACKET_BYTES)
+        data = tu_cell_of(&messages->channels, note->peer, packet->cell, bytes);
+    if (data == NULL || packet->kind != TU_PACKET_MESSAGE || packet->tag != note->tag || packet->dtype != note->dtype ||
         bytes > note->bytes || (bytes != note->bytes && bytes % note->element != 0)) {
         *odd = true;
         return false;
     }
     if (messages->blocked_on >= 0)
         tu_blocked_clear(messages);
-    memcpy(note->buffer, shared->payload, bytes);
+    memcpy(note->buffer, data, bytes);
     tu_packet_taken(&messages->channels, note->peer);
     tu_bell_ring(state->sleepers, state->bells[note->peer]);
     return true;
@@ -128,11 +145,11 @@ static inline bool take(tu_messages *messages, const tu_short *note, bool *odd) 
 /* With the lock held: moves on what can be. Returns how many are left; *odd: they need the ordinary way. */
 static int move_on(tu_messages *messages, tu_short *notes, int count, bool *odd) {
     int before, left = 0;
-    *odd = false;
+    bool no_cell = false;
     for (int i = 0; i < count; i++) {
         if (notes[i].over || notes[i].operation != TU_OPERATION_SEND)
             continue;
-        notes[i].over = !(left != 0 && is_held_up(notes, i)) && post(messages, &notes[i]);
+        notes[i].over = !(left != 0 && is_held_up(notes, i)) && post(messages, &notes[i], &no_cell);
         left += !notes[i].over;
     }
     int unsent = left;
@@ -147,6 +164,7 @@ static int move_on(tu_messages *messages, tu_short *notes, int count, bool *odd)
             left += !notes[i].over;
         }
     } while (*odd && left != before);
+    *odd |= no_cell;
     return left;
 }
 

@@ -36,7 +36,7 @@
 #include "job/recorder.h"
 
 #define TU_PAGE_MAGIC UINT64_C(0x424f4a4954545554) /* "TUTTIJOB" in memory, little-endian */
-#define TU_PAGE_VERSION 4                          /* of this file, of recorder entries and of all messages of a job */
+#define TU_PAGE_VERSION 5                          /* of this file, of recorder entries and of all messages of a job */
 #define TU_PAGE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 #define TU_PAGE_NAME "tutti-job-" /* then the id */
 

@@ -97,12 +97,13 @@ TEST(fragments_that_their_message_does_not_have_are_refused) {
 
 static void send_bad_place(tutti_world *world, void *argument) {
     tutti_group *group = tutti_world_group(world);
-    const uint64_t *bad = argument; /* fragment, bytes of the message */
+    const uint64_t *bad = argument; /* fragment, bytes of the message, cell */
     CHECK_OK(tutti_barrier(group, NULL));
     if (tutti_group_rank(group) == 0) {
         tu_packet *packet = forge(group, 1, TU_PACKET_MESSAGE);
         packet->bytes = bad[1];
         packet->fragment = (uint32_t)bad[0];
+        packet->cell = (uint32_t)bad[2];
         /* Not before the receive waits: a message that came early is asked for again. */
         CHECK_OK(tutti_barrier(group, NULL));
         post(packet, 1);
@@ -119,9 +120,48 @@ static void send_bad_place(tutti_world *world, void *argument) {
 }
 
 TEST(messages_in_fragments_that_their_sender_does_not_have_are_refused) {
-    static const uint64_t bad[][2] = { { 77, 4096 }, { UINT32_MAX, 4096 }, { 1, COUNT * sizeof(float) } };
+    static const uint64_t bad[][3] = {
+        { 77, 4096, 0 },         { UINT32_MAX, 4096, 0 }, { 0, 1024, 17 },
+        { 0, 1024, UINT32_MAX }, { 0, 2052, 1 },          { 1, COUNT * sizeof(float), 0 }
+    };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         test_threads(2, send_bad_place, (void *)(uintptr_t)bad[i]);
+}
+
+/* The same where the packet came before its receive, which is kept as unexpected or looked at by the lane. */
+static void send_bad_cell(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    const uint64_t *bad = argument; /* bytes, cell, whether another message is awaited first */
+    static _Thread_local float out[512];
+    int value = 0, rank = tutti_group_rank(group);
+    /* A message to itself, so that there is what the lane needs. */
+    CHECK_OK(tutti_send(group, &value, 1, TUTTI_I32, rank, 0, NULL));
+    CHECK_OK(tutti_recv(group, &value, 1, TUTTI_I32, rank, 0, NULL));
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (rank == 0) {
+        tu_packet *packet = forge(group, 1, TU_PACKET_MESSAGE);
+        packet->bytes = bad[0];
+        packet->cell = (uint32_t)bad[1];
+        post(packet, 1);
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (rank == 1) {
+        if (bad[2] != 0)
+            CHECK_STATUS(tutti_recv(group, &value, 1, TUTTI_I32, 0, 9,
+                                    TUTTI_OPTIONS(tutti_call, .timeout_ns = 20 * 1000 * 1000)),
+                         TUTTI_ERROR_TIMEOUT);
+        CHECK_STATUS(tutti_recv(group, out, 512, TUTTI_F32, 0, 0, NULL), TUTTI_ERROR_PROTOCOL);
+        CHECK_MESSAGE("rank 0 published");
+    }
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+TEST(messages_in_cells_that_their_sender_does_not_have_are_refused_whenever_they_came) {
+    static const uint64_t bad[][3] = {
+        { 1024, 17, 0 }, { 1024, 17, 1 }, { 2048, UINT32_MAX, 0 }, { 2048, UINT32_MAX, 1 }
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+        test_threads(2, send_bad_cell, (void *)(uintptr_t)bad[i]);
 }
 
 /* ---- a length that changes between two looks ---- */

@@ -249,14 +249,14 @@ TEST_WORLD(a_receive_that_runs_out_of_time_ends_only_itself, 2) {
 
 TEST_WORLD(a_message_that_is_too_long_or_of_another_type_is_a_mismatch, 2) {
     tutti_group *group = tutti_world_group(world);
-    int value[100] = { 0 };
+    int value[600] = { 0 }; /* more than a cell: the send waits */
     if (tutti_world_rank(world) == 0) {
-        CHECK_STATUS(tutti_send(group, value, 100, TUTTI_I32, 1, 0, NULL), TUTTI_ERROR_MISMATCH);
+        CHECK_STATUS(tutti_send(group, value, 600, TUTTI_I32, 1, 0, NULL), TUTTI_ERROR_MISMATCH);
     } else {
-        CHECK_STATUS(tutti_recv(group, value, 99, TUTTI_I32, 0, 0, NULL), TUTTI_ERROR_MISMATCH);
+        CHECK_STATUS(tutti_recv(group, value, 599, TUTTI_I32, 0, 0, NULL), TUTTI_ERROR_MISMATCH);
     }
-    CHECK_MESSAGE("100 elements of i32");
-    CHECK_MESSAGE("99 elements of i32");
+    CHECK_MESSAGE("600 elements of i32");
+    CHECK_MESSAGE("599 elements of i32");
     CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_MISMATCH);
 }
 

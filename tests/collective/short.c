@@ -30,25 +30,27 @@ static tutti_group *warm(tutti_world *world) {
     return group;
 }
 
+#define CELL (TU_CELL_BYTES / (int)sizeof(int)) /* 24 + 8 * 61 */
+
 TEST_WORLD(short_messages_go_by_the_lane, 2) {
     tutti_group *group = warm(world);
-    int rank = tutti_group_rank(group), in[20], out[20];
+    int rank = tutti_group_rank(group), in[CELL], out[CELL];
     tutti_status status;
-    for (int count = 0; count <= 20; count++) {
-        for (int i = 0; i < 20; i++) {
-            in[i] = rank * 100 + i;
+    for (int count = 0; count <= CELL; count += count < 24 ? 1 : 61) {
+        for (int i = 0; i < CELL; i++) {
+            in[i] = rank * 1000 + i;
             out[i] = -1;
         }
         tu_message both[2] = { { group, TU_OPERATION_SEND, in, NULL, (size_t)count, TUTTI_I32, 1 - rank, 3 },
                                { group, TU_OPERATION_RECV, NULL, out, (size_t)count, TUTTI_I32, 1 - rank, 3 } };
         CHECK(tu_short_submit(both, 2, NULL, &status));
         CHECK_OK(status);
-        for (int i = 0; i < 20; i++)
-            CHECK_EQ(out[i], i < count ? (1 - rank) * 100 + i : -1);
+        for (int i = 0; i < CELL; i++)
+            CHECK_EQ(out[i], i < count ? (1 - rank) * 1000 + i : -1);
     }
     /* What is not for it: too long, from anybody, to oneself or nobody, with an option. */
-    int longer[21] = { 0 };
-    tu_message messages[] = { { group, TU_OPERATION_SEND, longer, NULL, 21, TUTTI_I32, 1 - rank, 3 },
+    int longer[CELL + 1] = { 0 };
+    tu_message messages[] = { { group, TU_OPERATION_SEND, longer, NULL, CELL + 1, TUTTI_I32, 1 - rank, 3 },
                               { group, TU_OPERATION_RECV, NULL, longer, 1, TUTTI_I32, TUTTI_ANY_SOURCE, 3 },
                               { group, TU_OPERATION_RECV, NULL, longer, 1, TUTTI_I32, 1 - rank, TUTTI_ANY_TAG },
                               { group, TU_OPERATION_SEND, longer, NULL, 1, TUTTI_I32, rank, 3 },
@@ -57,6 +59,84 @@ TEST_WORLD(short_messages_go_by_the_lane, 2) {
         CHECK(!tu_short_submit(&messages[i], 1, NULL, &status));
     tu_message plain = { group, TU_OPERATION_SEND, longer, NULL, 1, TUTTI_I32, 1 - rank, 3 };
     CHECK(!tu_short_submit(&plain, 1, &ordinary, &status));
+}
+
+/* ---- cells ---- */
+
+static void fill(int *values, int count, int first) {
+    for (int i = 0; i < count; i++)
+        values[i] = first + i;
+}
+
+static void expect(const int *values, int count, int first) {
+    for (int i = 0; i < count; i++)
+        CHECK_EQ(values[i], first + i);
+}
+
+/* Messages that fit into a cell are over when they are sent: their buffer is used again, everybody meets, and only
+ * then they are received, the last one first. Both ways, and to ranks that have taken some of them as unexpected. */
+TEST_WORLD(messages_that_fit_into_a_cell_are_sent_before_anybody_receives, 2) {
+    tutti_group *group = warm(world);
+    int rank = tutti_group_rank(group), values[CELL], count = CELL;
+    CHECK_OK(tutti_group_set_timeout(group, INT64_C(20) * 1000 * 1000 * 1000));
+    for (int way = 0; way < 2; way++) {
+        for (int i = 0; i < TU_PACKETS; i++) {
+            fill(values, count - i, rank * 10000 + i * 1000);
+            CHECK_OK(
+                tutti_send(group, values, (size_t)(count - i), TUTTI_I32, 1 - rank, i, way == 0 ? NULL : &ordinary));
+        }
+        CHECK_OK(tutti_barrier(group, NULL));
+        for (int i = TU_PACKETS - 1; i >= 0; i--) {
+            tutti_received received = TUTTI_RECEIVED_INIT;
+            CHECK_OK(tutti_recv(group, values, (size_t)count, TUTTI_I32, 1 - rank, i,
+                                i == 1 ? TUTTI_OPTIONS(tutti_call, .received = &received) : NULL));
+            CHECK(i != 1 || received.count == (size_t)count - 1);
+            expect(values, count - i, (1 - rank) * 10000 + i * 1000);
+        }
+        CHECK_OK(tutti_barrier(group, NULL));
+    }
+}
+
+/* To five ranks that take nothing yet: more than the rings and cells of one rank hold. */
+TEST_WORLD_THREADS(messages_for_which_no_cell_is_free_wait_and_arrive, 6) {
+    tutti_group *group = warm(world);
+    int rank = tutti_group_rank(group), value = 0, values[CELL];
+    static int sent[6][TU_PACKETS][CELL];
+    tutti_call call = TUTTI_CALL_INIT;
+    tutti_work *work = NULL;
+    if (rank == 0) {
+        CHECK_OK(tutti_batch_begin(group, &call.batch));
+        for (int i = 0; i < TU_PACKETS; i++)
+            for (int to = 1; to < 6; to++) {
+                fill(sent[to][i], CELL, to * 10000 + i * 1000);
+                CHECK_OK(tutti_send(group, sent[to][i], CELL, TUTTI_I32, to, i, &call));
+            }
+        CHECK_OK(tutti_batch_end(call.batch, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        for (int to = 1; to < 6; to++) /* not before: a rank that waits in a receive takes what comes */
+            CHECK_OK(tutti_send(group, &value, 1, TUTTI_I32, to, 99, NULL));
+        CHECK_OK(tutti_work_wait(work, 0));
+        tutti_work_release(work);
+    }
+    for (int i = TU_PACKETS - 1; i >= 0 && rank != 0; i--) {
+        CHECK_OK(tutti_recv(group, values, CELL, TUTTI_I32, 0, i, i % 2 == 0 ? NULL : &ordinary));
+        expect(values, CELL, rank * 10000 + i * 1000);
+    }
+    if (rank != 0)
+        CHECK_OK(tutti_recv(group, &value, 1, TUTTI_I32, 0, 99, NULL));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+TEST_WORLD(a_message_in_a_cell_can_be_received_after_its_sender_has_closed, 2) {
+    tutti_group *group = warm(world);
+    int values[CELL];
+    if (tutti_group_rank(group) == 0) {
+        fill(values, CELL, 7);
+        CHECK_OK(tutti_send(group, values, CELL, TUTTI_I32, 1, 5, NULL));
+        return;
+    }
+    CHECK_STATUS(tutti_recv(group, values, CELL, TUTTI_I32, 0, 6, NULL), TUTTI_ERROR_GONE);
+    CHECK_OK(tutti_recv(group, values, CELL, TUTTI_I32, 0, 5, NULL));
+    expect(values, CELL, 7);
 }
 
 /* ---- errors ---- */
@@ -78,6 +158,15 @@ static void too_long(tutti_world *world, const tutti_call *call) {
         CHECK_OK(tutti_send(group, values, 4, TUTTI_I32, 1, 5, call));
     else
         (void)!tutti_recv(group, values, 3, TUTTI_I32, 0, 5, call);
+}
+
+static void too_long_for_a_cell(tutti_world *world, const tutti_call *call) {
+    tutti_group *group = warm(world);
+    int values[CELL] = { 0 };
+    if (tutti_group_rank(group) == 0)
+        CHECK_OK(tutti_send(group, values, CELL, TUTTI_I32, 1, 5, call));
+    else
+        (void)!tutti_recv(group, values, CELL - 1, TUTTI_I32, 0, 5, call);
 }
 
 static void of_another_type(tutti_world *world, const tutti_call *call) {
@@ -163,8 +252,9 @@ static void try_on_rank(tutti_world *world, void *argument) {
 }
 
 TEST(the_lane_and_the_ordinary_way_fail_alike) {
-    static void (*const mistakes[])(tutti_world *, const tutti_call *) = { too_long, of_another_type, aborted,
-                                                                           closed,   another_tag,     refused };
+    static void (*const mistakes[])(tutti_world *,
+                                    const tutti_call *) = { too_long, too_long_for_a_cell, of_another_type, aborted,
+                                                            closed,   another_tag,         refused };
     void *shared = mmap(NULL, 1 << 16, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
     for (size_t i = 0; i < sizeof mistakes / sizeof mistakes[0]; i++) {
