@@ -43,3 +43,43 @@ bool tu_cuda_overlaps(const void *one, uint64_t one_bytes, const void *other, ui
     uint64_t first = (uint64_t)(uintptr_t)one, second = (uint64_t)(uintptr_t)other;
     return one_bytes > 0 && other_bytes > 0 && first < second + other_bytes && second < first + one_bytes;
 }
+
+/* Whether what arrives from a member lies over a part of the input that begins elsewhere. */
+static bool lies_across(const tu_device_task *task, int size, int member) {
+    uint64_t begin = task->receive_offset[member], end = begin + task->receive_bytes[member];
+    bool across = false;
+    for (int i = 0; i < size && !across; i++) {
+        uint64_t first = task->send_offset[i], last = first + task->send_bytes[i];
+        across = first != begin && first < last && first < end && begin < last;
+    }
+    return across;
+}
+
+/* Whether something of the input may be overwritten before it was staged, where both are one buffer. A thread block
+ * stages what it will write over itself if what arrives begins where something begins that goes away. */
+static bool overwrites_input(const tu_device_task *task, int size) {
+    const uint64_t *to = task->send_offset, *from = task->receive_offset;
+    uint64_t end = 0;
+    bool ascending = true, across = false;
+    for (int i = 0; i < size; i++) {
+        ascending = ascending && (task->send_bytes[i] == 0 || to[i] >= end);
+        end = task->send_bytes[i] > 0 ? to[i] + task->send_bytes[i] : end;
+    }
+    for (int i = 0; i < size && !across; i++) {
+        bool stays = ascending && from[i] == to[i] && task->receive_bytes[i] == task->send_bytes[i];
+        across = task->receive_bytes[i] > 0 && !stays && lies_across(task, size, i);
+    }
+    return across;
+}
+
+/* Multicast forms write to members that have not said that they are through with their input. */
+uint64_t tu_cuda_overwritten(const tu_device_task *task, int size) {
+    uint64_t bytes = 0;
+    if (task->in != task->out || (!task->multicast && !overwrites_input(task, size)))
+        return 0;
+    for (int i = 0; i < size; i++) {
+        uint64_t end = task->send_bytes[i] > 0 ? task->send_offset[i] + task->send_bytes[i] : 0;
+        bytes = end > bytes ? end : bytes;
+    }
+    return bytes;
+}

@@ -749,44 +749,9 @@ static tutti_status run_scatter(tu_cuda_collective *collective, tu_device_task *
     return waits && status == TUTTI_OK ? copy_alone(collective, task, (uint64_t)(uintptr_t)out, aside, bytes) : status;
 }
 
-/* Whether what arrives from a member lies over a part of the input that begins elsewhere. */
-static bool lies_across(const tu_cuda_collective *collective, const tu_device_task *task, int member) {
-    uint64_t begin = task->receive_offset[member], end = begin + task->receive_bytes[member];
-    bool across = false;
-    for (int i = 0; i < collective->size && !across; i++) {
-        uint64_t first = task->send_offset[i], last = first + task->send_bytes[i];
-        across = first != begin && first < last && first < end && begin < last;
-    }
-    return across;
-}
-
-/* Whether something of the input may be overwritten before it was staged, where both are one buffer. A thread block
- * stages what it will write over itself if what arrives begins where something begins that goes away. */
-static bool overwrites_input(const tu_cuda_collective *collective, const tu_device_task *task) {
-    const uint64_t *to = task->send_offset, *from = task->receive_offset;
-    uint64_t end = 0;
-    bool ascending = true, across = false;
-    for (int i = 0; i < collective->size; i++) {
-        ascending = ascending && (task->send_bytes[i] == 0 || to[i] >= end);
-        end = task->send_bytes[i] > 0 ? to[i] + task->send_bytes[i] : end;
-    }
-    for (int i = 0; i < collective->size && !across; i++) {
-        bool stays = ascending && from[i] == to[i] && task->receive_bytes[i] == task->send_bytes[i];
-        across = task->receive_bytes[i] > 0 && !stays && lies_across(collective, task, i);
-    }
-    return across;
-}
-
-/* An input that is overwritten is sent from a copy. Multicast forms write to members that have not said that they are
- * through with it. */
+/* An input that is overwritten is sent from a copy. */
 static tutti_status keep_input(tu_cuda_collective *collective, tu_device_task *task) {
-    uint64_t bytes = 0, aside;
-    if (task->in != task->out || (!task->multicast && !overwrites_input(collective, task)))
-        return TUTTI_OK;
-    for (int i = 0; i < collective->size; i++) {
-        uint64_t end = task->send_bytes[i] > 0 ? task->send_offset[i] + task->send_bytes[i] : 0;
-        bytes = end > bytes ? end : bytes;
-    }
+    uint64_t bytes = tu_cuda_overwritten(task, collective->size), aside;
     if (bytes == 0)
         return TUTTI_OK;
     tutti_status status = tu_cuda_aside_get(collective->on, bytes, collective->capture, task->name, &aside);

@@ -228,6 +228,9 @@ void tu_cuda_await_kernels(tu_cuda *cuda, tu_cuda_device *device);
 tutti_status tu_cuda_aside_get(tu_cuda_group *on, uint64_t bytes, uint64_t capture, const char *name, uint64_t *at);
 void tu_cuda_asides_free(tu_cuda_group *on);
 bool tu_cuda_overlaps(const void *one, uint64_t one_bytes, const void *other, uint64_t other_bytes);
+/* Of a move among `size` members: how many bytes of its input a copy must have, because they would be overwritten
+ * before they are read; 0: none. */
+uint64_t tu_cuda_overwritten(const tu_device_task *task, int size);
 
 /* ---- order.c ---- */
 /* Launches of a group come one after the other, whichever streams they are on: begin makes the stream wait for what
