@@ -5,7 +5,8 @@
  * They are the collectives of tutti/collective.h with one algorithm each, and they take symmetric memory: a block that
  * was not rendezvoused with the group yet is rendezvoused at its first use, which is collective and bounded. Any number
  * of ranks, every dtype, every reduction that the dtype has; the same bits as ever. No alignment is asked for. A call
- * with count 0 returns at once. They can be asynchronous and batched as all collectives.
+ * with count 0 needs no symmetric memory; the ranks meet in it as in any other. They can be asynchronous and batched as
+ * all collectives.
  */
 #ifndef TUTTI_NAMED_H
 #define TUTTI_NAMED_H

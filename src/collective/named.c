@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The named operations: checks, rendezvous on first use, then the collective that they are, with its algorithm given.
+ * A call of nothing needs no symmetric memory, but meets the others as every collective does: one rank whose count is 0
+ * where others have more is a mismatch.
  */
 #include <tutti/named.h>
 
@@ -70,8 +72,8 @@ tutti_status tutti_one_shot_all_reduce(tutti_group *group, const void *in, void 
                                        tutti_reduction reduction, const tutti_call *call) {
     tutti_status status =
         tu_named_symmetric(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
-    if (status != TUTTI_OK || count == 0)
-        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
+    if (status != TUTTI_OK)
+        return status;
     return run(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, in, out, count, dtype, reduction, -1, call);
 }
 
@@ -86,10 +88,10 @@ tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer, si
             count, buffer_count);
     tutti_status status = tu_named_symmetric(group, TU_OPERATION_ONE_SHOT_ALL_REDUCE, "the buffer", buffer,
                                              bytes_of(buffer_count, dtype, 1));
-    if (status != TUTTI_OK || count == 0)
-        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
+    if (status != TUTTI_OK)
+        return status;
     size_t bytes = bytes_of(count, dtype, 1);
-    if (in == NULL || bytes == 0)
+    if (count != 0 && (in == NULL || bytes == 0))
         return tu_error(TUTTI_ERROR_ARGUMENT,
                         "one_shot_all_reduce_copy: the local input is NULL, or its dtype is none");
     if (group == TUTTI_NON_GROUP_MEMBER || group->world->fake)
@@ -98,7 +100,7 @@ tutti_status tutti_one_shot_all_reduce_copy(tutti_group *group, void *buffer, si
     tu_task_begin(&task, group, TU_OPERATION_ONE_SHOT_ALL_REDUCE);
     task.in = buffer;
     task.out = out;
-    task.source = in;
+    task.source = count != 0 ? in : NULL;
     task.info.count = count;
     task.info.dtype = tu_code((int)dtype);
     task.info.reduction = tu_code((int)reduction);
@@ -114,8 +116,8 @@ tutti_status tutti_two_shot_all_reduce_out(tutti_group *group, const void *in, v
                                            tutti_dtype dtype, tutti_reduction reduction, const tutti_call *call) {
     tutti_status status =
         tu_named_symmetric(group, TU_OPERATION_TWO_SHOT_ALL_REDUCE, "input", in, bytes_of(count, dtype, 1));
-    if (status != TUTTI_OK || count == 0)
-        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
+    if (status != TUTTI_OK)
+        return status;
     return run(group, TU_OPERATION_TWO_SHOT_ALL_REDUCE, in, out, count, dtype, reduction, -1, call);
 }
 
@@ -138,8 +140,8 @@ tutti_status tutti_reduce_scatter_out(tutti_group *group, const void *in, void *
                         size);
     tutti_status status =
         tu_named_symmetric(group, TU_OPERATION_REDUCE_SCATTER_OUT, "input", in, bytes_of(total, dtype, 1));
-    if (status != TUTTI_OK || total == 0)
-        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
+    if (status != TUTTI_OK)
+        return status;
     tu_task task = { .group = group,
                      .row = &tu_operations[TU_OPERATION_REDUCE_SCATTER_OUT],
                      .in = in,
@@ -150,7 +152,7 @@ tutti_status tutti_reduce_scatter_out(tutti_group *group, const void *in, void *
                                .dtype = tu_code((int)dtype),
                                .reduction = tu_code((int)reduction),
                                .root = -1 } };
-    if (split_last_dim && rows > 1)
+    if (split_last_dim && rows > 1 && total != 0)
         task.custom = tu_split_last_dim;
     return tu_submit(&task, call);
 }
@@ -213,8 +215,8 @@ static tutti_status reduce_multicast(tutti_group *group, tu_operation operation,
                                      size_t count, tutti_dtype dtype, tutti_reduction reduction, int root,
                                      const tutti_call *call) {
     tutti_status status = prepare_multicast(group, operation, "input", in, bytes_of(count, dtype, 1));
-    if (status != TUTTI_OK || count == 0)
-        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
+    if (status != TUTTI_OK)
+        return status;
     return run(group, operation, in, out, count, dtype, reduction, root, call);
 }
 
@@ -239,8 +241,8 @@ tutti_status tutti_multimem_all_gather_out(tutti_group *group, const void *in, v
                                            tutti_dtype dtype, const tutti_call *call) {
     tutti_status status = prepare_multicast(group, TU_OPERATION_MULTIMEM_ALL_GATHER, "output", out,
                                             bytes_of(count, dtype, (size_t)size_of(group)));
-    if (status != TUTTI_OK || count == 0)
-        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
+    if (status != TUTTI_OK)
+        return status;
     return run(group, TU_OPERATION_MULTIMEM_ALL_GATHER, in, out, count, dtype, (tutti_reduction)0, -1, call);
 }
 
@@ -249,7 +251,7 @@ tutti_status tutti_low_contention_all_gather_multicast(tutti_group *group, const
     const tu_operation operation = TU_OPERATION_LOW_CONTENTION_ALL_GATHER_MULTICAST;
     tutti_status status =
         prepare_multicast(group, operation, "output", out, bytes_of(count, dtype, (size_t)size_of(group)));
-    if (status != TUTTI_OK || count == 0)
-        return status != TUTTI_OK ? status : tu_submit_nothing(group, call);
+    if (status != TUTTI_OK)
+        return status;
     return run(group, operation, in, out, count, dtype, (tutti_reduction)0, -1, call);
 }

@@ -411,3 +411,84 @@ TEST_WORLD(a_call_of_nothing_gives_the_work_that_it_was_asked_for, 2) {
     await_nothing(tutti_all_to_all_nd(group, &value, &value, 0, 0, 1, 0, TUTTI_I32, &call), &work);
     await_nothing(tutti_send(group, &value, 1, TUTTI_I32, TUTTI_NOBODY, 0, &call), &work);
 }
+
+/* ---- a rank that gives nothing ---- */
+
+/* The named operations of `count` elements for each rank, numbered; symmetric memory, and room for the result. */
+static tutti_status run_named(int number, tutti_group *group, float *in, float *out, size_t count) {
+    size_t size = (size_t)tutti_group_size(group);
+    switch (number) {
+    case 0:
+        return tutti_one_shot_all_reduce(group, in, out, count, TUTTI_F32, TUTTI_SUM, NULL);
+    case 1:
+        return tutti_one_shot_all_reduce_copy(group, in, in != NULL ? 64 : 0, out != NULL ? out + 64 : NULL, out, count,
+                                              TUTTI_F32, TUTTI_SUM, NULL);
+    case 2:
+        return tutti_two_shot_all_reduce(group, in, count, TUTTI_F32, TUTTI_SUM, NULL);
+    case 3:
+        return tutti_reduce_scatter_out(group, in, out, 1, count * size, false, TUTTI_F32, TUTTI_SUM, NULL);
+    case 4:
+        return tutti_reduce_scatter_out(group, in, out, 2, count * size, true, TUTTI_F32, TUTTI_SUM, NULL);
+    case 5:
+        return tutti_multimem_all_reduce(group, in, count, TUTTI_F32, TUTTI_SUM, NULL);
+    case 6:
+        return tutti_multimem_one_shot_all_reduce(group, in, out, count, TUTTI_F32, TUTTI_SUM, NULL);
+    case 7:
+        return tutti_multimem_one_shot_reduce_out(group, in, out, count, TUTTI_F32, TUTTI_SUM, 0, NULL);
+    case 8:
+        return tutti_multimem_all_gather_out(group, out, in, count, TUTTI_F32, NULL);
+    case 9:
+        return tutti_low_contention_all_gather_multicast(group, out, in, count, TUTTI_F32, NULL);
+    default:
+        return TUTTI_ERROR_RANGE;
+    }
+}
+
+#define NAMED 10
+
+static void one_gives_nothing(tutti_world *world, void *argument) {
+    (void)argument;
+    int rank = tutti_world_rank(world);
+    blocks blocks = make_blocks(world);
+    float *in = (float *)(void *)blocks.data[0], out[128] = { 0 };
+    for (int number = 0; number < NAMED; number++)
+        for (int met = 0; met < 2; met++) { /* at its first use the others wait in the rendezvous */
+            tutti_group *group;
+            CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &group));
+            if (met != 0)
+                CHECK_OK(run_named(number, group, in, out, 4));
+            tutti_status status = run_named(number, group, in, out, rank == 1 ? 0 : 4);
+            if (status == TUTTI_OK) /* the root of a reduction alone waits for the others in it */
+                status = tutti_barrier(group, NULL);
+            if (status != TUTTI_ERROR_MISMATCH)
+                FAIL("operation %d, %d: %s", number, met, tutti_error_message());
+            tutti_group_release(group);
+        }
+    free_blocks(world, &blocks);
+}
+
+TEST(one_rank_that_gives_nothing_to_a_named_operation_is_a_mismatch) {
+    setenv("TUTTI_MULTICAST", "software", 1);
+    test_threads(2, one_gives_nothing, NULL);
+    test_processes(3, one_gives_nothing, NULL);
+}
+
+/* When all give nothing it is a call like any other, with and without memory. */
+static void all_give_nothing(tutti_world *world, void *argument) {
+    (void)argument;
+    tutti_group *group = tutti_world_group(world);
+    blocks blocks = make_blocks(world);
+    float out[128] = { 0 };
+    for (int number = 0; number < NAMED; number++) {
+        CHECK_OK(run_named(number, group, NULL, NULL, 0));
+        CHECK_OK(run_named(number, group, (float *)(void *)blocks.data[0], out, 0));
+        CHECK_OK(run_named(number, group, (float *)(void *)blocks.data[0], out, 4));
+    }
+    free_blocks(world, &blocks);
+}
+
+TEST(named_operations_of_nothing_are_calls_like_others) {
+    setenv("TUTTI_MULTICAST", "software", 1);
+    test_threads(2, all_give_nothing, NULL);
+    test_threads(1, all_give_nothing, NULL);
+}
