@@ -176,6 +176,30 @@ static const message *find_unlike(const message *waiting, const message *list, s
     return NULL;
 }
 
+/* What is known of a message that a receive waited for: only a recorder that is there, and goes back to its first
+ * operation, can say that there was none. */
+static void tell_what_was_sent(int rank, const flight *by, finding *found) {
+    if (by == NULL)
+        finding_append(found, ": whether rank %d has sent such a message is not known, its recorder is not here", rank);
+    else if (flight_forgot(by))
+        finding_append(found, ": rank %d has not sent such a message, as far back as its recorder goes", rank);
+    else
+        finding_append(found, ": rank %d has not sent such a message", rank);
+}
+
+/* Whether no message of the group can be missing from the recorders. */
+static bool all_are_whole(const flight_job *job, uint64_t key) {
+    bool whole[TU_RECORDER_MEMBERS];
+    const tu_recorder_group_view *group = NULL;
+    for (size_t i = 0; i < job->count && group == NULL; i++)
+        group = flight_group(&job->flights[i], key);
+    find_whole(job, key, whole);
+    for (int rank = 0; group != NULL && rank < group->members; rank++)
+        if (!whole[rank])
+            return false;
+    return group != NULL;
+}
+
 static void tell(const flight_job *job, const message *waiting, const message *list, size_t count, finding *found) {
     const tu_record_view *entry = waiting->entry;
     int other = waiting->sent ? waiting->to : waiting->from;
@@ -193,14 +217,15 @@ static void tell(const flight_job *job, const message *waiting, const message *l
         finding_append(found, ". A message must fit into its receive, and be of its type.");
         return;
     }
+    const flight *copy = recorder_of(job, entry->info.group_key, other);
     if (waiting->sent)
         finding_append(found, ": rank %d has not received it", other);
     else if (other >= 0)
-        finding_append(found, ": rank %d has not sent such a message", other);
+        tell_what_was_sent(other, copy, found);
     else
-        finding_append(found, ": nobody has sent such a message");
+        finding_append(found, ": nobody has sent such a message%s",
+                       all_are_whole(job, entry->info.group_key) ? "" : " of which a recorder knows that is here");
     tell_other_side(waiting, list, count, found);
-    const flight *copy = recorder_of(job, entry->info.group_key, other);
     if (copy != NULL && copy != waiting->by) {
         flight_doing(copy, doing, sizeof doing);
         finding_append(found, "; rank %d (pid %d) %s", copy->rank, copy->pid, doing);

@@ -15,6 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "sup
 from cases import LIMIT, TUTTI, children_of, contains, equal, main, test, wait_for  # noqa: E402
 
 MISMATCH = 14  # TUTTI_ERROR_MISMATCH
+TIMEOUT = 11  # TUTTI_ERROR_TIMEOUT
 JOB = os.path.join(os.environ["TEST_BUILD"], "tests", "support", "job")
 
 
@@ -226,6 +227,42 @@ def a_recorder_that_forgot_or_is_missing_makes_no_message_unreceived():
         contains(output, "messages are paired only where they go back to the first")
         os.unlink(os.path.join(folder, "1.json"))
         assert "not received" not in tutti("trace", folder)[1], output
+
+
+@test
+def what_a_rank_sent_whose_recorder_forgot_or_is_missing_is_not_known():
+    with tempfile.TemporaryDirectory() as folder:
+        write_recorder(folder, 0, 1, [("send", 2)])
+        write_recorder(folder, 1, 1, [("recv", 0)], status=TIMEOUT)
+        write_recorder(folder, 2, 1, [("recv", 0)])
+        contains(tutti("trace", folder)[1], "rank 0 has not sent such a message; rank 0 (pid 10)")
+        write_recorder(folder, 0, 5, [("send", 2)] * 64)
+        contains(tutti("trace", folder)[1], "rank 0 has not sent such a message, as far back as its recorder goes")
+        os.unlink(os.path.join(folder, "0.json"))
+        status, output, _ = tutti("trace", folder)
+        equal(status, 1)
+        contains(output, "whether rank 0 has sent such a message is not known, its recorder is not here")
+        assert "has not sent" not in output, output
+        write_recorder(folder, 1, 1, [("recv", -1)], status=TIMEOUT)
+        contains(tutti("trace", folder)[1], "nobody has sent such a message of which a recorder knows that is here")
+
+
+@test
+def arrows_begin_and_end_where_a_recorder_is():
+    def arrows(folder):
+        path = os.path.join(folder, "trace.out")
+        equal(tutti("trace", "-o", path, folder)[0], 0)
+        events = json.loads(pathlib.Path(path).read_text())["traceEvents"]
+        os.unlink(path)
+        return sorted((event["ph"], event["pid"]) for event in events if event["ph"] in "sf")
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_recorder(folder, 0, 1, [("send", 1), ("send", 2)])
+        write_recorder(folder, 1, 1, [("recv", 0), ("recv", 2)])
+        write_recorder(folder, 2, 1, [("send", 1), ("recv", 0)])
+        equal(arrows(folder), [("f", 1), ("f", 1), ("f", 2), ("s", 0), ("s", 0), ("s", 2)])
+        os.unlink(os.path.join(folder, "0.json"))  # the lanes that are left: rank 1 is the first, rank 2 the second
+        equal(arrows(folder), [("f", 0), ("s", 1)])
 
 
 @test
