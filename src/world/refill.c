@@ -10,7 +10,7 @@
  * one.
  *
  * Keys in the store, below all prefixes, because a newcomer knows nothing of earlier openings:
- *     tutti/refill/<world>/<rank>/<number>            a newcomer's seat
+ *     tutti/refill/<world>/<rank>                     the newest newcomer's number and seat: those before it are dead
  *     tutti/refill/<world>/<rank>/<number>/welcome    for that newcomer
  *     tutti/refill/<world>/<group key>/<attempt>      the same, for those that live
  *     tutti/refill-over/<rank>                        the launcher's: why nobody will take that place any more
@@ -47,19 +47,25 @@ static size_t welcome_bytes(int size) {
     return sizeof(welcome) + (size_t)size * sizeof(tu_seat);
 }
 
+/* What a newcomer says in the store. */
+typedef struct announcement {
+    uint64_t number; /* from 1, of the rank's */
+    tu_seat seat;
+} announcement;
+
 typedef struct key {
     char text[192];
 } key;
 
-static key seat_key(const tutti_world *world, int rank, unsigned number) {
+static key announcement_key(const tutti_world *world, int rank) {
     key made;
-    snprintf(made.text, sizeof made.text, "tutti/refill/%s/%d/%u", world->name, rank, number);
+    snprintf(made.text, sizeof made.text, "tutti/refill/%s/%d", world->name, rank);
     return made;
 }
 
 static key newcomer_key(const tutti_world *world, int rank, unsigned number) {
-    key made = seat_key(world, rank, number);
-    strcat(made.text, "/welcome");
+    key made;
+    snprintf(made.text, sizeof made.text, "tutti/refill/%s/%d/%u/welcome", world->name, rank, number);
     return made;
 }
 
@@ -216,14 +222,14 @@ static tutti_status await_welcome(tutti_world *world, const key *key, int64_t de
 
 tutti_status tu_refill_join(tutti_world *world, const tu_job_options *options, int64_t deadline) {
     unsigned number = (unsigned)tu_settings_number(&world->settings, TU_SETTING_REFILL);
-    key mine = seat_key(world, world->rank, number), answer = newcomer_key(world, world->rank, number);
+    key mine = announcement_key(world, world->rank), answer = newcomer_key(world, world->rank, number);
     tu_joining *joining;
-    tu_seat seat;
+    announcement announced = { .number = number };
     welcome *found = NULL;
-    tutti_status status = tu_job_announce(options, &joining, &seat);
+    tutti_status status = tu_job_announce(options, &joining, &announced.seat);
     if (status != TUTTI_OK)
         return status;
-    status = tutti_store_set(tutti_store_underlying(world->store), mine.text, &seat, sizeof seat);
+    status = tutti_store_set(tutti_store_underlying(world->store), mine.text, &announced, sizeof announced);
     if (status == TUTTI_OK)
         status = await_welcome(world, &answer, deadline, &found);
     if (status == TUTTI_OK)
@@ -332,22 +338,26 @@ static tutti_status look_at_launcher(const refill *this, int rank) {
     return TUTTI_ERROR_STATE;
 }
 
-/* The host's: the seat of a newcomer for a dead rank. One that died meanwhile is passed over. */
+/* The host's: the seat of a newcomer for a dead rank. After one that died meanwhile, announced or not, another one may
+ * come. */
 static tutti_status find_newcomer(const refill *this, int rank, tu_seat *seat, unsigned *number) {
     tutti_store *store = tutti_store_underlying(this->world->store);
+    unsigned before = tu_job_incarnation(this->world->job, rank);
+    key key = announcement_key(this->world, rank);
     int64_t pause = PAUSE_FIRST;
-    for (*number = tu_job_incarnation(this->world->job, rank) + 1;;) {
+    for (;;) {
         void *value;
-        key key = seat_key(this->world, rank, *number);
-        tutti_status status = fetch(store, key.text, sizeof *seat, &value);
+        announcement found;
+        tutti_status status = fetch(store, key.text, sizeof found, &value);
         if (status == TUTTI_OK && value != NULL) {
-            memcpy(seat, value, sizeof *seat);
+            memcpy(&found, value, sizeof found);
             free(value);
-            tu_first_rank process = { seat->pid, seat->start_time };
-            if (tu_first_rank_runs(&process))
+            tu_first_rank process = { found.seat.pid, found.seat.start_time };
+            if (found.number > before && tu_first_rank_runs(&process)) {
+                *seat = found.seat;
+                *number = (unsigned)found.number;
                 return TUTTI_OK;
-            ++*number;
-            continue;
+            }
         }
         if (status == TUTTI_OK)
             status = look_at_launcher(this, rank);

@@ -21,9 +21,9 @@ def right(x):
 
 
 class Server:
-    def __init__(self, ranks, refills):
+    def __init__(self, ranks, refills, command=(SERVER,)):
         how = ["--refill", str(refills)] if refills else ["--survive"]
-        self.process = subprocess.Popen([TUTTI, "run", "-n", str(ranks), *how, SERVER], text=True,
+        self.process = subprocess.Popen([TUTTI, "run", "-n", str(ranks), *how, *command], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=1)
         self.pids, self.errors, self.changed = {}, [], threading.Condition()
         threading.Thread(target=self.read_errors, daemon=True).start()
@@ -119,6 +119,21 @@ def rank_0_may_die_too():
     is_right(answer, 6)
     equal(ranks, 3)
     equal(server.end(), 0)
+
+
+@test
+def a_newcomer_that_dies_before_it_has_joined_is_replaced_by_the_next_one():
+    server = Server(3, 4, ("sh", "-c", 'case "$TUTTI_REFILL" in 1) exit 7 ;; 2) kill -9 $$ ;; esac; exec "$0"', SERVER))
+    is_right(server.ask(1)[0], 1)
+    os.kill(server.pid(2), signal.SIGKILL)
+    server.pid(2, 1)  # the third newcomer: the first two were no ranks yet
+    answer, ranks = server.ask(7)
+    is_right(answer, 7)
+    equal(ranks, 3)
+    equal(server.end(), 0)
+    errors = "".join(server.errors)
+    contains(errors, "exited with status 7; a newcomer")
+    assert "timeout" not in errors, errors
 
 
 @test
