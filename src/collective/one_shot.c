@@ -355,14 +355,18 @@ tutti_status tu_one_shot(tu_collective *state, tu_task *task, tutti_algorithm al
         if (status != TUTTI_OK || done)
             return status;
     }
-    tu_keep_own_part(state, task, true);
+    bool at_once = made.rounds == 1; /* the whole input is staged before anything is overwritten */
     for (size_t round = 0; round < made.rounds && status == TUTTI_OK; round++) {
         uint64_t epoch;
         status = begin(state, task, algorithm, &made, round, &epoch);
+        if (status == TUTTI_OK && round == 0) /* while the others are on their way */
+            tu_keep_own_part(state, task, true);
+        if (status == TUTTI_OK && round == 0 && at_once)
+            tu_keep_own_part(state, task, false);
         if (status == TUTTI_OK)
             status = end(state, task, algorithm, &made, round, epoch);
     }
-    if (status == TUTTI_OK)
+    if (status == TUTTI_OK && !at_once)
         tu_keep_own_part(state, task, false);
     return status;
 }
@@ -378,8 +382,10 @@ bool tu_one_shot_can_start(const tu_collective *state, const tu_task *task, tutt
 
 tutti_status tu_one_shot_start(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {
     cut made = cut_of(state, task, algorithm);
-    tu_keep_own_part(state, task, true);
-    return begin(state, task, algorithm, &made, 0, &task->open_epoch);
+    tutti_status status = begin(state, task, algorithm, &made, 0, &task->open_epoch);
+    if (status == TUTTI_OK)
+        tu_keep_own_part(state, task, true);
+    return status;
 }
 
 tutti_status tu_one_shot_finish(tu_collective *state, tu_task *task, tutti_algorithm algorithm) {
