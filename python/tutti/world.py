@@ -3,7 +3,9 @@
 import asyncio
 import collections
 import ctypes
+import operator
 import os
+import traceback
 import weakref
 
 from . import _interrupt
@@ -20,11 +22,19 @@ def _text(value):
 
 
 def _nanoseconds(seconds):
-    return 0 if seconds is None else max(1, int(seconds * 1e9))
+    return 0 if seconds is None else min(2**63 - 1, max(1, int(seconds * 1e9)))
+
+
+def _int(value):
+    """An int of C; ctypes alone would cut a larger one."""
+    value = operator.index(value)
+    if not -2**31 <= value < 2**31:
+        raise OverflowError(f"tutti: {value} is no rank and no tag: it does not fit into 32 bits")
+    return value
 
 
 def _ints(values):
-    return (ctypes.c_int * len(values))(*values)
+    return (ctypes.c_int * len(values))(*[_int(value) for value in values])
 
 
 def _sizes(values):
@@ -83,7 +93,7 @@ class Work:
 
     def wait(self, timeout=None):
         """Waits, and returns what the call would have returned."""
-        check(_interrupt.call(self._world, lib.tutti_work_wait, self._handle, _nanoseconds(timeout)))
+        check(_interrupt.wait(self._world, lib.tutti_work_wait, self._handle, _nanoseconds(timeout)))
         self._kept.clear()
         return self.result
 
@@ -98,6 +108,7 @@ class Group:
     def __init__(self, world, handle, owned=True):
         self.world, self._handle, self._batch = world, handle, None
         if owned:
+            world._groups.add(self)
             self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_group_release, handle)
 
     rank = property(lambda self: lib.tutti_group_rank(self._handle), doc="This rank in the group.")
@@ -170,13 +181,13 @@ class Group:
         out = array if out is None else out
         source, target, out = self._pair("reduce", array, out, None)
         self._length("reduce", target, source.count)
-        return self._run(lib.tutti_reduce, (source.address, target.address, source.count, source.number, reduction_number(op), root), out, (source, target), wait,
+        return self._run(lib.tutti_reduce, (source.address, target.address, source.count, source.number, reduction_number(op), _int(root)), out, (source, target), wait,
                          timeout)
 
     def broadcast(self, array, root=0, wait=True, timeout=None):
         """The root's array, in everybody's."""
         target = buffer_of(array, writable=True)
-        return self._run(lib.tutti_broadcast, (target.address, target.address, target.count, target.number, root), array, target, wait, timeout)
+        return self._run(lib.tutti_broadcast, (target.address, target.address, target.count, target.number, _int(root)), array, target, wait, timeout)
 
     def all_gather(self, array, out=None, wait=True, timeout=None):
         """The arrays of all ranks, one after the other: shape (size, *shape) where out is not given."""
@@ -210,10 +221,10 @@ class Group:
         """all_gather whose result the root alone gets; None elsewhere."""
         source = buffer_of(array)
         if self.rank != root:
-            return self._run(lib.tutti_gather, (source.address, None, source.count, source.number, root), None, source, wait, timeout)
+            return self._run(lib.tutti_gather, (source.address, None, source.count, source.number, _int(root)), None, source, wait, timeout)
         source, target, out = self._pair("gather", array, out, (self.size, *source.shape))
         self._length("gather", target, source.count * self.size)
-        return self._run(lib.tutti_gather, (source.address, target.address, source.count, source.number, root), out, (source, target), wait, timeout)
+        return self._run(lib.tutti_gather, (source.address, target.address, source.count, source.number, _int(root)), out, (source, target), wait, timeout)
 
     def scatter(self, array, out, root=0, wait=True, timeout=None):
         """Parts of the root's array, one to each rank's out; elsewhere array is None."""
@@ -221,7 +232,7 @@ class Group:
         source = buffer_of(array) if self.rank == root else None
         if source is not None and (source.count != target.count * self.size or source.dtype != target.dtype):
             raise ValueError(f"scatter: {source.count} elements of {source.dtype} cannot be cut into {self.size} parts of {target.count} {target.dtype}")
-        return self._run(lib.tutti_scatter, (source.address if source else None, target.address, target.count, target.number, root), out, (source, target), wait,
+        return self._run(lib.tutti_scatter, (source.address if source else None, target.address, target.count, target.number, _int(root)), out, (source, target), wait,
                          timeout)
 
     def all_to_all(self, array, out=None, wait=True, timeout=None):
@@ -256,13 +267,13 @@ class Group:
     def send(self, array, to, tag=0, wait=True, timeout=None):
         """To one rank, which receives it."""
         source = buffer_of(array)
-        return self._run(lib.tutti_send, (source.address, source.count, source.number, to, tag), None, source, wait, timeout)
+        return self._run(lib.tutti_send, (source.address, source.count, source.number, _int(to), _int(tag)), None, source, wait, timeout)
 
     def recv(self, array, source=None, tag=None, wait=True, timeout=None):
         """From one rank (None: any), with that tag (None: any), into the array, which is returned."""
         target = buffer_of(array, writable=True)
-        return self._run(lib.tutti_recv, (target.address, target.count, target.number, constants["TUTTI_ANY_SOURCE"] if source is None else source,
-                                          constants["TUTTI_ANY_TAG"] if tag is None else tag), array, target, wait, timeout)
+        return self._run(lib.tutti_recv, (target.address, target.count, target.number, constants["TUTTI_ANY_SOURCE"] if source is None else _int(source),
+                                          constants["TUTTI_ANY_TAG"] if tag is None else _int(tag)), array, target, wait, timeout)
 
     def batch(self):
         """Sends, receives and collectives inside of `with group.batch():` run as one."""
@@ -427,7 +438,7 @@ class Store:
     def get(self, key, timeout=None):
         """The value, as bytes; waits until it is there."""
         value, length = ctypes.c_void_p(), ctypes.c_size_t()
-        check(_interrupt.call(self._world._handle, lib.tutti_store_get, self._handle, _text(key), _nanoseconds(timeout), ctypes.byref(value),
+        check(_interrupt.wait(self._world._handle, lib.tutti_store_get, self._handle, _text(key), _nanoseconds(timeout), ctypes.byref(value),
                               ctypes.byref(length)))
         found = ctypes.string_at(value, length.value)
         lib.tutti_free(value)
@@ -442,7 +453,7 @@ class Store:
     def wait(self, *keys, timeout=None):
         """Until all keys are there."""
         names = (ctypes.c_char_p * len(keys))(*[key.encode() for key in keys])
-        check(_interrupt.call(self._world._handle, lib.tutti_store_wait, self._handle, names, len(keys), _nanoseconds(timeout)))
+        check(_interrupt.wait(self._world._handle, lib.tutti_store_wait, self._handle, names, len(keys), _nanoseconds(timeout)))
 
     def delete(self, key):
         """Whether it was there."""
@@ -468,10 +479,9 @@ class World:
         options = struct("tutti_world_options")(name=_text(name), rank=rank or 0, rank_count=size or 0, store_url=_text(store),
                                                 timeout_ns=_nanoseconds(timeout), settings=_text(settings),
                                                 threads=constants["TUTTI_NONE"] if threads == 0 else threads or 0)
-        handle = ctypes.c_void_p()
-        check(_interrupt.call(None, lib.tutti_world_open, ctypes.byref(options), ctypes.byref(handle)))
-        self._handle = handle.value
+        self._handle = _interrupt.aside(lambda given_up: _opened(options, given_up))
         self._group = None
+        self._groups = weakref.WeakSet()
         self._process = os.getpid()
         if self.size > 1:
             _interrupt.worlds.add(self._handle)
@@ -531,7 +541,7 @@ class World:
         """Leaves together with all ranks that live."""
         handle, self._handle = self._open(), None
         _interrupt.worlds.discard(handle)
-        self._end(_interrupt.call(None, lib.tutti_world_finish, handle, _nanoseconds(timeout)))
+        _interrupt.aside(lambda given_up: self._end(lib.tutti_world_finish(handle, _nanoseconds(timeout))))
 
     def close(self):
         """Leaves, and waits for nobody. A second close does nothing. Arrays over symmetric memory stay valid."""
@@ -550,10 +560,24 @@ class World:
         return self
 
     def __exit__(self, kind, value, trace):
+        """Leaves. An exception goes to the other ranks: it ends the groups of this world, and is the reason in their errors."""
+        if value is not None and self._handle is not None and not (isinstance(value, SystemExit) and not value.code):
+            reason = "".join(traceback.format_exception_only(kind, value)).strip().encode(errors="replace")
+            for group in (self.group, *self._groups):
+                lib.tutti_group_abort(group._handle, reason)
         self.close()
 
     def __repr__(self):
         return "<tutti.World, closed>" if self._handle is None else f"<tutti.World, rank {self.rank} of {self.size}>"
+
+
+def _opened(options, given_up):
+    """Opens a world; closes it at once where nobody waits for it any more."""
+    handle = ctypes.c_void_p()
+    check(lib.tutti_world_open(ctypes.byref(options), ctypes.byref(handle)))
+    if given_up.is_set():
+        lib.tutti_world_close(handle)
+    return handle.value
 
 
 _given = {}

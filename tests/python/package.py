@@ -172,9 +172,12 @@ def dies():
 
 def fails(rank):
     with tutti.World() as world:
+        part = world.new_group([0, 1])
         if world.rank == rank:
             raise ZeroDivisionError("on purpose")
-        world.group.barrier()
+        for group in (world.group, part):
+            error = raises(tutti.AbortedError, group.barrier)
+            assert "ZeroDivisionError: on purpose" in str(error), error
 
 
 # ---- tests ----
@@ -245,6 +248,56 @@ def ctrl_c_ends_a_wait():
     assert output == "heard [5]\n" and child.returncode == 0, (output, child.returncode)
 
 
+def handler(kind):
+    """A program that is sent SIGINT while it waits for another rank, with a handler that only notes it."""
+    return ("import array, os, signal, sys, threading, time, tutti\n"
+            "noted = []\n"
+            "signal.signal(signal.SIGINT, lambda number, frame: noted.append(number))\n"
+            "world = tutti.World()\n"
+            "group, x = world.group, array.array('i', [1])\n"
+            "group.barrier()\n"
+            "if world.rank == 0:\n"
+            "    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+            + {"collective": "    group.all_reduce(x)\n", "work": "    group.all_reduce(x, wait=False).wait()\n",
+               "store": "    world.store.wait('over', timeout=300)\n    group.all_reduce(x)\n"}[kind] +
+            "    assert noted == [signal.SIGINT], noted\n"
+            "else:\n"
+            "    time.sleep(1)\n"
+            "    world.store.set('over', '')\n"
+            "    group.all_reduce(x)\n"
+            "assert x[0] == 2\n"
+            "world.finish()\n")
+
+
+def a_handler_that_raises_nothing_ends_nothing():
+    for kind in ("collective", "work", "store"):
+        ran = subprocess.run([sys.executable, "-m", "tutti.run", "-n", "2", sys.executable, "-c", handler(kind)], capture_output=True, text=True, timeout=300)
+        assert ran.returncode == 0, (kind, ran.stdout, ran.stderr)
+
+
+def ctrl_c_ends_the_opening_of_a_world():
+    program = ("import sys, tutti\n"
+               "print('opens', flush=True)\n"
+               "try:\n"
+               "    tutti.World(rank=1, size=2, store=sys.argv[1], timeout=300)\n"
+               "except KeyboardInterrupt:\n"
+               "    print('heard', flush=True)\n")
+    child = subprocess.Popen([sys.executable, "-c", program, f"unix:@tutti-nobody-{os.getpid()}"], stdout=subprocess.PIPE, text=True)
+    assert child.stdout.readline() == "opens\n"
+    time.sleep(0.3)  # it most probably waits by now; earlier is right, too
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=300)[0] == "heard\n"
+
+
+def numbers_that_do_not_fit_are_refused():
+    with tutti.World() as world:
+        x = array.array("i", [1])
+        for call in (lambda: world.group.send(x, to=2**32), lambda: world.group.recv(x, source=0, tag=2**40), lambda: world.group.broadcast(x, root=2**32),
+                     lambda: world.new_group([2**32]), lambda: world.group.permute(x, to=[2**32], out=x)):
+            raises(OverflowError, call)
+        world.group.barrier(timeout=1e30)
+
+
 def importing_is_quick_and_needs_nothing():
     program = "import sys, tutti; print('numpy' in sys.modules, 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300).stdout == "False False\n"
@@ -252,5 +305,6 @@ def importing_is_quick_and_needs_nothing():
 
 if __name__ == "__main__":
     run((collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, symmetric_memory_is_an_array, numpy_arrays_of_every_type,
-         errors_are_exceptions, a_death_reaches_the_others_and_the_parent, the_launcher_starts_scripts, ctrl_c_ends_a_wait,
+         errors_are_exceptions, a_death_reaches_the_others_and_the_parent, the_launcher_starts_scripts, ctrl_c_ends_a_wait, a_handler_that_raises_nothing_ends_nothing,
+         ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused,
          importing_is_quick_and_needs_nothing))

@@ -88,7 +88,7 @@ class Work(dist.Work):
     def wait(self, timeout=None):
         """Waits; a failure is raised. A timeout that runs out ends this wait alone, and the operation goes on."""
         nanoseconds = max(0, int(timeout.total_seconds() * 1e9)) if timeout is not None else 0
-        self._wait(nanoseconds, lambda handle, limit: _interrupt.call(self._group._world._handle, lib.tutti_work_wait, handle, limit))
+        self._wait(nanoseconds, lambda handle, limit: _interrupt.wait(self._group._world._handle, lib.tutti_work_wait, handle, limit))
         return True
 
     def synchronize(self):
