@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ctrl-C while the main thread waits inside the library. A C call does not see Python's signal handlers; so a thread reads the descriptor that Python
-writes signals to, and interrupts the worlds in whose calls the main thread is. A call that can only be ended is interrupted where Python's own handler is
-installed, which raises KeyboardInterrupt: with another one it goes on, and the handler runs when it returns. A wait that can be taken up again is interrupted
-for every handler, and goes on where that raises nothing."""
+writes signals to, and interrupts the worlds in whose calls the main thread is. It does so where Python's own handler is installed, which raises
+KeyboardInterrupt: an operation that was interrupted has ended. With another handler calls go on, and the handler runs when they return; waits that can be
+taken up again are made in short pieces then, between which it runs."""
 import os
 import signal
 import threading
+import time
 
 from ._library import constants, lib
 
@@ -13,10 +14,10 @@ _lock = threading.Lock()
 _main = threading.main_thread()
 worlds = set()  # those of several ranks that are open; a call of the tensor library may wait for any of them
 _inside = None  # the worlds that the main thread waits in
-_resumable = False  # it can wait there again
 _interrupted = False
 _started = 0  # the process that has the thread
-_INTERRUPTED = constants["TUTTI_ERROR_INTERRUPTED"]
+_TIMEOUT = constants["TUTTI_ERROR_TIMEOUT"]
+_PIECE = 100_000_000  # nanoseconds
 
 
 def _watch(read, forward):
@@ -29,10 +30,14 @@ def _watch(read, forward):
             os.write(forward, numbers)
         if signal.SIGINT in numbers:
             with _lock:
-                if _resumable or signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                if _raises():
                     for world in _inside or ():
                         lib.tutti_world_interrupt(world)
                         _interrupted = True
+
+
+def _raises():
+    return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def start():
@@ -49,39 +54,43 @@ def start():
 
 def call(world, function, *arguments):
     """Calls a function that may wait in that world, and returns its status. A signal ends it, and raises what its handler raises."""
-    return _call((world,) if world is not None else (), False, function, arguments)[0]
+    return _call((world,) if world is not None else (), function, arguments)
 
 
 def call_any(function, *arguments):
     """The same with a function that may wait in any world."""
-    return _call(tuple(worlds), False, function, arguments)[0]
+    return _call(tuple(worlds), function, arguments)
 
 
-def wait(world, function, *arguments):
-    """The same with a wait that changes nothing: where the handler of the signal raises nothing, it waits again."""
+def wait(world, attempt, nanoseconds, over=None):
+    """The status of a wait that changes nothing, attempt(nanoseconds). over() tells whether what it waits for has come to an end, and so knows more than a
+    piece of the wait; without one, nanoseconds is not 0."""
+    if threading.current_thread() is not _main or _raises():
+        return call(world, attempt, nanoseconds)
+    end = time.monotonic_ns() + nanoseconds
     while True:
-        status, interrupted = _call((world,), True, function, arguments)
-        if status != _INTERRUPTED or not interrupted:
+        left = end - time.monotonic_ns() if nanoseconds else _PIECE
+        status = attempt(max(1, min(_PIECE, left)))
+        if status != _TIMEOUT or (nanoseconds and left <= _PIECE):
             return status
+        if over is not None and over():
+            return attempt(nanoseconds)
 
 
-def _call(inside, resumable, function, arguments):
-    """What the function returns, and whether a signal has interrupted it."""
-    global _inside, _interrupted, _resumable
+def _call(inside, function, arguments):
+    global _inside, _interrupted
     if threading.current_thread() is not _main:
-        return function(*arguments), False
-    outer, _inside, _resumable = (_inside, _resumable), inside, resumable
-    interrupted = False
+        return function(*arguments)
+    outer, _inside = _inside, inside
     try:
-        status = function(*arguments)
+        return function(*arguments)
     finally:
         with _lock:
-            _inside, _resumable = outer
-            interrupted, _interrupted = _interrupted, False
-            if interrupted:
+            _inside = outer
+            if _interrupted:
+                _interrupted = False
                 for world in inside:
                     lib.tutti_world_resume(world)
-    return status, interrupted
 
 
 def aside(function):

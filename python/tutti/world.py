@@ -76,6 +76,17 @@ def _sweep():
             _left.append((handle, kept))
 
 
+def finished(handle):
+    """Whether a work has come to its end, well or not."""
+    done = ctypes.c_bool()
+    return lib.tutti_work_test(handle, ctypes.byref(done)) != 0 or done.value
+
+
+def wait_for(world, handle, nanoseconds):
+    """The status of a work, when it has finished."""
+    return _interrupt.wait(world, lambda limit: lib.tutti_work_wait(handle, limit), nanoseconds, lambda: finished(handle))
+
+
 class Work:
     """A call that was started with wait=False. Wait for it, or await it; its buffers stay alive until it has finished."""
 
@@ -93,7 +104,7 @@ class Work:
 
     def wait(self, timeout=None):
         """Waits, and returns what the call would have returned."""
-        check(_interrupt.wait(self._world, lib.tutti_work_wait, self._handle, _nanoseconds(timeout)))
+        check(wait_for(self._world, self._handle, _nanoseconds(timeout)))
         self._kept.clear()
         return self.result
 
@@ -438,8 +449,7 @@ class Store:
     def get(self, key, timeout=None):
         """The value, as bytes; waits until it is there."""
         value, length = ctypes.c_void_p(), ctypes.c_size_t()
-        check(_interrupt.wait(self._world._handle, lib.tutti_store_get, self._handle, _text(key), _nanoseconds(timeout), ctypes.byref(value),
-                              ctypes.byref(length)))
+        self._wait(lambda limit: lib.tutti_store_get(self._handle, _text(key), limit, ctypes.byref(value), ctypes.byref(length)), timeout)
         found = ctypes.string_at(value, length.value)
         lib.tutti_free(value)
         return found
@@ -453,7 +463,11 @@ class Store:
     def wait(self, *keys, timeout=None):
         """Until all keys are there."""
         names = (ctypes.c_char_p * len(keys))(*[key.encode() for key in keys])
-        check(_interrupt.wait(self._world._handle, lib.tutti_store_wait, self._handle, names, len(keys), _nanoseconds(timeout)))
+        self._wait(lambda limit: lib.tutti_store_wait(self._handle, names, len(keys), limit), timeout)
+
+    def _wait(self, attempt, timeout):
+        nanoseconds = _nanoseconds(timeout) or lib.tutti_group_timeout(lib.tutti_world_group(self._world._open()))
+        check(_interrupt.wait(self._world._handle, attempt, nanoseconds))
 
     def delete(self, key):
         """Whether it was there."""

@@ -256,13 +256,17 @@ def handler(kind):
             "world = tutti.World()\n"
             "group, x = world.group, array.array('i', [1])\n"
             "group.barrier()\n"
+            "def send():\n"
+            "    time.sleep(0.2)\n"  # the main thread most probably waits by then; earlier is right, too
+            "    os.kill(os.getpid(), signal.SIGINT)\n"
+            "    world.store.set('sent', '')\n"
             "if world.rank == 0:\n"
-            "    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+            "    threading.Thread(target=send).start()\n"
             + {"collective": "    group.all_reduce(x)\n", "work": "    group.all_reduce(x, wait=False).wait()\n",
                "store": "    world.store.wait('over', timeout=300)\n    group.all_reduce(x)\n"}[kind] +
             "    assert noted == [signal.SIGINT], noted\n"
             "else:\n"
-            "    time.sleep(1)\n"
+            "    world.store.wait('sent', timeout=300)\n"
             "    world.store.set('over', '')\n"
             "    group.all_reduce(x)\n"
             "assert x[0] == 2\n"

@@ -11,10 +11,9 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from .. import _interrupt
 from .._library import lib
 from ..errors import error_of
-from ..world import _drop
+from ..world import _drop, wait_for
 
 
 def failure(status):
@@ -88,7 +87,7 @@ class Work(dist.Work):
     def wait(self, timeout=None):
         """Waits; a failure is raised. A timeout that runs out ends this wait alone, and the operation goes on."""
         nanoseconds = max(0, int(timeout.total_seconds() * 1e9)) if timeout is not None else 0
-        self._wait(nanoseconds, lambda handle, limit: _interrupt.wait(self._group._world._handle, lib.tutti_work_wait, handle, limit))
+        self._wait(nanoseconds, functools.partial(wait_for, self._group._world._handle))
         return True
 
     def synchronize(self):
