@@ -124,8 +124,10 @@ static void *refill(void *user, tt_tensor *tensor) {
     place->tensor = tu_tensor_alias(tensor, &shape);
     if (place->tensor == NULL)
         tu_pending_take(TUTTI_ERROR_MEMORY);
-    else
+    if (place->tensor != NULL) {
+        place->tensor->flags |= tensor->flags & (TU_NUMBER | TU_LITERAL); /* it belongs to any device still */
         place->version = tu_version(place->tensor);
+    }
     return NULL;
 }
 

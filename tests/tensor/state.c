@@ -9,7 +9,8 @@
 
 #include <tutti/state.h>
 
-#include "../harness.h"
+#define TEST_ON_DEVICE
+#include "device.h"
 
 #define STEPS 6
 
@@ -35,6 +36,7 @@ static void leave_folder(void) {
 }
 
 static tt_module *net_of(int64_t width) {
+    CHECK(tt_default_device_set(test_device()));
     tt_module *layers[] = { tt_linear_module(4, width, true, TUTTI_F32), tt_dropout_module(0.25),
                             tt_function_module("Tanh", tt_tanh), tt_linear_module(width, 2, true, TUTTI_BF16) };
     tt_module *net = tt_sequential_module(3, layers); /* the bf16 layer is a head beside it */
