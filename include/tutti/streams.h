@@ -73,10 +73,11 @@ TUTTI_API void tt_event_release(tt_event *event);
  *
  * It works on the very memory that was used while it was noted: new data is copied into the tensors that it read, and
  * results are in those that it wrote. Tensors that were made before must live as long as the replay; those that were
- * made inside live in memory of the replay's, which later runs write again. Numbers of the host are what they were when
- * it was noted, random ones too. Whatever would wait for the stream on the host (tt_item, tt_read, files, printing) is
- * an error inside. Collectives may be inside when the group has met on the device before, and every rank runs its
- * replays in the same order. */
+ * made inside live in memory of the replay's, which later runs write again. Random numbers and the count and rates of
+ * an optimizer are new at each run, as if the step were called; every other number of the host is what it was when the
+ * step was noted. Whatever would wait for the stream on the host (tt_item, tt_read, files, printing) is an error
+ * inside. Collectives may be inside when the group has met on the device before, and every rank runs its replays in the
+ * same order. */
 typedef struct tt_replay tt_replay;
 /* From here on, what this thread gives to its current stream of the device is noted. */
 TUTTI_API bool tt_replay_begin(tutti_device device);
@@ -87,8 +88,35 @@ TUTTI_API bool tt_replay_run(tt_replay *replay);
 /* Waits for its last run, and ends it; NULL is nothing to do. */
 TUTTI_API void tt_replay_release(tt_replay *replay);
 
-/* On the CPU, contents undefined, in memory that copies to and from GPUs reach directly. */
+/* ---- copies that overlap ----
+ *
+ * tt_copy_ and tt_to_device between host and GPU wait until the bytes have arrived. With pinned memory nobody has to:
+ *
+ *     tt_tensor *here = tt_empty_pinned(shape, TUTTI_F32), *there = tt_empty(shape, TUTTI_F32, &on_cuda);
+ *     tt_stream_set(TUTTI_CUDA, loader);                  // beside the stream that computes
+ *     fill(tt_data_mut(here));                            // waits until the copy before has read it
+ *     tt_copy_async_(there, here);                        // returns at once
+ *     tt_event *arrived = tt_event_record(TUTTI_CUDA);    // for tt_event_join of the stream that computes
+ */
+
+/* On the CPU, contents undefined, in memory that copies to and from GPUs reach directly. Releasing it waits for copies
+ * that still use it: make it once, and use it again. */
 TUTTI_API tt_tensor *tt_empty_pinned(tt_dims shape, tutti_dtype dtype);
+/* x = source, enqueued on the current stream of the GPU; the host does not wait. One of them is on a GPU and the other
+ * there too or in pinned memory; both have one shape and dtype and lie row by row, anything else is an error: tt_copy_
+ * does it. Functions that read pinned memory which a copy writes, or write what a copy reads, wait for it by
+ * themselves; whoever keeps a pointer into it uses an event. Records no gradient; an x that requires grad is an error
+ * while gradient mode is on. Between tt_replay_begin and _end every run of the replay copies, from and to what the
+ * pinned memory is then. Returns x, or NULL. */
+TUTTI_API tt_tensor *tt_copy_async_(tt_tensor *x, tt_tensor *source);
+
+/* ---- how exactly products are computed ---- */
+
+/* While it is on in this thread, matrix products of f32 on a GPU (matmul, linear, fused products, attention where it
+ * multiplies by the vendor's library) may round their elements to tf32, ten binary digits behind the point, and add in
+ * f32: several times faster, with errors near 3e-4. It is off at first. Products of other types and those of the CPU
+ * stay as they are. Returns what it was; works also with an error pending. */
+TUTTI_API bool tt_tf32_mode(bool on);
 
 /* The memory of tensors on a device, in bytes but for the last three, which count. */
 typedef struct tt_device_memory {

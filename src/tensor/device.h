@@ -23,6 +23,7 @@
 #include <tutti/dtype.h>
 #include <tutti/status.h>
 
+#define TU_DEVICE_GRAIN 512 /* blocks are whole multiples of so many bytes, and begin at one */
 typedef struct tu_device_block {
     void *data;
     void *handle; /* the backend's own */
@@ -45,6 +46,7 @@ typedef struct tu_device_fault {
 typedef struct tu_device_matrix {
     const void *data;
     int64_t row, column, step;
+    bool zero_gaps; /* what lies between one row, or column, and the next is memory of its own, and 0 */
 } tu_device_matrix;
 typedef struct tu_device_product {
     int64_t rows, columns, depth, batch;
@@ -55,6 +57,7 @@ typedef struct tu_device_product {
     const void *left_scale, *right_scale;
     bool scales_rows, scales_columns; /* there is one per row, per column */
     const void *bias;                 /* of the result's type, added to each row before it is rounded; NULL: none */
+    bool tf32;                        /* elements of f32 may be rounded to eleven digits before they are multiplied */
 } tu_device_product;
 
 struct tu_device_together;
@@ -86,7 +89,7 @@ typedef struct tu_device_tensors {
     void (*unmark)(void *state, int index, void *event);
 
     /* Between any two of: memory of the device, of another one, of the host. From memory of the host that is not pinned
-     * the bytes have been read on return. */
+     * the bytes have been read on return; a graph keeps them. Pinned memory is read when the copy runs. */
     tutti_status (*copy)(void *state, int index, void *stream, void *to, const void *from, size_t bytes);
     tutti_status (*clear)(void *state, int index, void *stream, void *to, size_t bytes);
 

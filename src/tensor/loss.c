@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "tensor/kernel/kernels.h"
+#include "tensor/launch_slopes.h"
 #include "tensor/on_device.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
@@ -147,6 +148,13 @@ tutti_status tu_cross_entropy_everywhere(tu_call *call) {
     return status;
 }
 
+/* On a GPU the rows of a large gradient of narrow floats begin at multiples of 16 bytes, with zeros between them: so
+ * the products of the layer before take it as it lies (tu_device_multiply would copy it so, twice). */
+static bool wants_distance(const tu_shape *shape) {
+    return tu_is_remote(shape->device) && (shape->dtype == TUTTI_BF16 || shape->dtype == TUTTI_F16) &&
+           shape->sizes[0] >= 512 && shape->sizes[1] >= 512 && shape->sizes[1] % 8 != 0;
+}
+
 /* (logits, targets, sums, g) to the gradient of logits: (softmax - one at the target) g / count */
 tutti_status tu_cross_entropy_backward_shape(tu_call *call) {
     tutti_status status = check_targets(call, call->inputs[0], call->inputs[1]);
@@ -154,7 +162,19 @@ tutti_status tu_cross_entropy_backward_shape(tu_call *call) {
     if (status == TUTTI_OK && (sums->ndim != 2 || sums->sizes[0] != logits->sizes[0] || sums->sizes[1] != 2))
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "sums is %s and must have two numbers per row of logits, %s",
                              tu_describe(sums), tu_describe(logits));
-    return status == TUTTI_OK ? tu_shape_like_first(call) : status;
+    status = status == TUTTI_OK ? tu_shape_like_first(call) : status;
+    if (status == TUTTI_OK && wants_distance(&call->results[0]))
+        call->results[0].strides[0] = (logits->sizes[1] + 7) / 8 * 8;
+    return status;
+}
+
+/* Whether out's rows, which lie apart, have all of the memory between them to themselves. */
+static bool owns_gaps(const tt_tensor *out) {
+    const tu_storage *storage = out->storage;
+    size_t whole = (size_t)(out->sizes[0] * out->strides[0]) * tu_dtype_bytes[out->dtype];
+    size_t room = (storage->bytes + TU_DEVICE_GRAIN - 1) / TU_DEVICE_GRAIN * TU_DEVICE_GRAIN;
+    return out->offset == 0 && !storage->fixed && out->strides[1] == 1 && out->strides[0] > out->sizes[1] &&
+           whole <= room;
 }
 
 static tutti_status entropy_backward_on_device(tu_call *call, int64_t ignore) {
@@ -164,6 +184,7 @@ static tutti_status entropy_backward_on_device(tu_call *call, int64_t ignore) {
     tt_tensor *logits = tu_stage_in(call->inputs[0], dtype), *targets = tu_stage_in(call->inputs[1], TUTTI_I64);
     tt_tensor *sums = tu_stage_in(call->inputs[2], tu_stage_dtype(call->inputs[0])), *share = tu_tensor_new(&of_share);
     tt_tensor *grad = tu_stage_in(call->inputs[3], TUTTI_F64), *out = tu_stage_out(call->outputs[0], dtype);
+    bool whole = owns_gaps(call->outputs[0]);
     tutti_status status = TUTTI_ERROR_MEMORY;
     if (logits != NULL && targets != NULL && sums != NULL && share != NULL && grad != NULL && out != NULL) {
         char name[64];
@@ -179,9 +200,12 @@ static tutti_status entropy_backward_on_device(tu_call *call, int64_t ignore) {
                                 .ignore = ignore,
                                 .dtype = TUTTI_F64 };
         status = tu_device_launch_blocks(device, "kernel_entropy_share", 1, 128, &flat);
+        tu_launch_slopes slopes = { flat, out->strides[0], whole };
         if (status == TUTTI_OK)
             status = tu_device_launch_blocks(device, tu_kernel_name(name, "entropy_backward", dtype), flat.count,
-                                             TU_DEVICE_THREADS, &flat);
+                                             TU_DEVICE_THREADS, &slopes);
+        if (status == TUTTI_OK && whole)
+            out->storage->zero_gaps = true;
     }
     tu_tensor_drop(logits);
     tu_tensor_drop(targets);

@@ -5,6 +5,8 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include <tutti/streams.h>
+
 #include "tensor/convert.h"
 #include "tensor/create.h"
 #include "tensor/gemm.h"
@@ -23,9 +25,18 @@ static tu_matrix matrix_of(const tt_tensor *x) {
 
 /* ---- on a device ---- */
 
+bool tt_tf32_mode(bool on) {
+    bool before = tu_self()->tf32;
+    tu_self()->tf32 = on;
+    return before;
+}
+
 /* By the vendor's library, or by the kernel for what that has not. Integers wrap. */
-static tutti_status multiply_there(tu_device *device, const tu_device_product *product) {
+static tutti_status multiply_there(tu_device *device, const tu_device_product *given) {
     tutti_status status = TUTTI_ERROR_UNSUPPORTED;
+    tu_device_product own = *given;
+    const tu_device_product *product = &own;
+    own.tf32 = tu_self()->tf32 && own.dtype == TUTTI_F32;
     if (product->depth > 0 && device->table->product != NULL)
         status = device->table->product(device->state, device->index, tu_device_stream(device), product);
     if (status != TUTTI_ERROR_UNSUPPORTED || product->bias != NULL)
@@ -86,7 +97,8 @@ static tutti_status take_pitch(tu_device *device, tu_device_matrix *matrix, int6
     bool turned = matrix->column != 1;
     int64_t lines = turned ? columns : rows, width = turned ? rows : columns;
     int64_t distance = turned ? matrix->column : matrix->row, better = filled(width);
-    if (better == width && filled(lines) == lines && distance % PITCH == 0)
+    if ((better == width || (matrix->zero_gaps && distance == better)) && filled(lines) == lines &&
+        distance % PITCH == 0)
         return TUTTI_OK;
     if ((turned && matrix->row != 1) || distance < width)
         return TUTTI_ERROR_UNSUPPORTED;
@@ -152,8 +164,11 @@ static bool batch_step(const tt_tensor *x, const tt_tensor *out, int64_t *step) 
     return true;
 }
 
+/* Of what was made with gaps of 0 a part of each row has the rest of the row behind it: who counts on the gap looks
+ * whether it begins there (take_pitch). */
 static tu_device_matrix matrix_there(const tt_tensor *x, int64_t step) {
-    return (tu_device_matrix){ tu_pointer(x), x->strides[x->ndim - 2], x->strides[x->ndim - 1], step };
+    return (tu_device_matrix){ tu_pointer(x), x->strides[x->ndim - 2], x->strides[x->ndim - 1], step,
+                               x->storage->zero_gaps };
 }
 
 static bool is_tall(const tt_tensor *left, const tt_tensor *right);
@@ -573,22 +588,108 @@ tutti_status tu_int_matmul_shape(tu_call *call) {
     return tu_shape_contiguous("int_matmul", &call->results[0]);
 }
 
+/* The vendor's library multiplies i8 only where both matrices lie by their depth, in rows of whole packs. What lies
+ * otherwise is copied so, filled up with zeros, where the product is large enough to be worth that. */
+#define INT8_PACK 16  /* elements */
+#define WORTH_INT8 64 /* rows, columns and depth from which on copies pay */
+
+static int64_t whole_packs(int64_t size) {
+    return (size + INT8_PACK - 1) / INT8_PACK * INT8_PACK;
+}
+
+/* x, held, or a copy of it of so many lines along the depth, which is its last dimension, or its first where `turned`
+ * says so. */
+static tt_tensor *lie_by_depth(const tt_tensor *x, bool turned, int64_t lines) {
+    int along = turned ? 0 : 1, across = 1 - along;
+    bool lies = x->strides[along] == 1 && x->sizes[across] == lines && x->sizes[along] % INT8_PACK == 0 &&
+                x->strides[across] % INT8_PACK == 0 && tu_place_of(tu_pointer(x)) % INT8_PACK == 0;
+    if (lies)
+        return tu_tensor_hold((tt_tensor *)x);
+    tu_shape shape = { .dtype = TUTTI_I8,
+                       .device = x->device,
+                       .ndim = 2,
+                       .sizes = { lines, whole_packs(x->sizes[along]) },
+                       .strides = { whole_packs(x->sizes[along]), 1 } };
+    tt_tensor *made = tu_tensor_new(&shape);
+    if (made == NULL)
+        return NULL;
+    tu_shape part = { .dtype = TUTTI_I8, .device = x->device, .ndim = 2 };
+    part.sizes[0] = x->sizes[0];
+    part.sizes[1] = x->sizes[1];
+    part.strides[across] = shape.strides[0];
+    part.strides[along] = 1;
+    tt_tensor inside = tu_tensor_look(made, &part);
+    tutti_status status = TUTTI_OK;
+    if (made->numel > x->numel)
+        status = tu_device_fill(made, 0);
+    if (status == TUTTI_OK)
+        status = tu_copy_tensor(&inside, x);
+    if (status == TUTTI_OK)
+        return made;
+    tu_tensor_drop(made);
+    return NULL;
+}
+
+/* By copies in which everything is whole packs. */
+static tutti_status int_matmul_packed(tu_device *device, const tt_tensor *left, const tt_tensor *right,
+                                      const tt_tensor *out) {
+    int64_t rows = out->sizes[0], columns = whole_packs(out->sizes[1]);
+    tt_tensor *lines = lie_by_depth(left, false, rows), *wide = (tt_tensor *)out;
+    tt_tensor *turned = lines != NULL ? lie_by_depth(right, true, columns) : NULL;
+    tu_shape shape = {
+        .dtype = TUTTI_I32, .device = out->device, .ndim = 2, .sizes = { rows, columns }, .strides = { columns, 1 }
+    };
+    wide = turned == NULL ? NULL : columns == out->sizes[1] ? tu_tensor_hold(wide) : tu_tensor_new(&shape);
+    tutti_status status = wide == NULL ? TUTTI_ERROR_MEMORY : TUTTI_OK;
+    if (status == TUTTI_OK) {
+        int64_t between = turned->strides[turned == right ? 1 : 0]; /* from one column to the next */
+        tu_device_product product = { .rows = rows,
+                                      .columns = columns,
+                                      .depth = whole_packs(left->sizes[1]),
+                                      .batch = 1,
+                                      .left = { tu_pointer(lines), lines->strides[0], 1, 0 },
+                                      .right = { tu_pointer(turned), 1, between, 0 },
+                                      .out = { tu_pointer(wide), columns, 1, 0 },
+                                      .dtype = TUTTI_I8,
+                                      .result = TUTTI_I32 };
+        status = tu_device_multiply(device, &product);
+    }
+    if (status == TUTTI_OK && wide != out) {
+        tu_shape part = tu_shape_of(out);
+        part.offset = 0;
+        part.strides[0] = columns;
+        tt_tensor inside = tu_tensor_look(wide, &part);
+        status = tu_copy_tensor(out, &inside);
+    }
+    tu_tensor_drop(lines);
+    tu_tensor_drop(turned);
+    tu_tensor_drop(wide);
+    return status;
+}
+
+static tutti_status int_matmul_on_device(const tt_tensor *left, const tt_tensor *right, const tt_tensor *out) {
+    tu_device *device = tu_device_of(out);
+    int64_t rows = left->sizes[0], depth = left->sizes[1], columns = right->sizes[1];
+    if (device->table->product != NULL && rows >= WORTH_INT8 && depth >= WORTH_INT8 && columns >= WORTH_INT8)
+        return int_matmul_packed(device, left, right, out);
+    tu_device_product product = { .rows = rows,
+                                  .columns = columns,
+                                  .depth = depth,
+                                  .batch = 1,
+                                  .left = matrix_there(left, 0),
+                                  .right = matrix_there(right, 0),
+                                  .out = { tu_pointer(out), columns, 1, 0 },
+                                  .dtype = TUTTI_I8,
+                                  .result = TUTTI_I32 };
+    return tu_device_multiply(device, &product);
+}
+
 tutti_status tu_int_matmul_everywhere(tu_call *call) {
     const tt_tensor *left = call->inputs[0], *right = call->inputs[1];
     tt_tensor *out = call->outputs[0];
     int64_t rows = left->sizes[0], depth = left->sizes[1], columns = right->sizes[1];
-    if (tu_on_device(out)) {
-        tu_device_product product = { .rows = rows,
-                                      .columns = columns,
-                                      .depth = depth,
-                                      .batch = 1,
-                                      .left = matrix_there(left, 0),
-                                      .right = matrix_there(right, 0),
-                                      .out = { tu_pointer(out), columns, 1, 0 },
-                                      .dtype = TUTTI_I8,
-                                      .result = TUTTI_I32 };
-        return tu_device_multiply(tu_device_of(out), &product);
-    }
+    if (tu_on_device(out))
+        return out->numel == 0 ? TUTTI_OK : int_matmul_on_device(left, right, out);
     tu_matrix of_left = matrix_of(left), of_right = matrix_of(right);
     return out->numel == 0 ? TUTTI_OK : tu_int8_gemm(rows, columns, depth, of_left, of_right, tu_pointer(out));
 }

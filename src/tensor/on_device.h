@@ -75,6 +75,14 @@ tu_device_watch *tu_device_watch_take(const tu_thread *thread, const void *owner
 tutti_status tu_device_write(const tu_device *device, void *to, const void *from, size_t bytes);
 tutti_status tu_device_read(const tu_device *device, void *to, const void *from, size_t bytes);
 
+/* Copies between a device and pinned memory of the host that were given to a stream (pinned.c). */
+typedef struct tu_device_copy tu_device_copy;
+/* Waits on the host for copies that write the memory, or for all. */
+tutti_status tu_device_copies_wait(tu_storage *storage, bool all);
+/* Waiters of storages for the same; NULL where nothing is under way. Under the storage's lock. */
+tu_storage_waiter *tu_device_copies_waiter(const tu_storage *storage);
+tu_storage_waiter *tu_device_copies_reader(const tu_storage *storage);
+
 /* to = x, broadcast and converted, one of them on a device at least. */
 tutti_status tu_device_copy_tensor(const tt_tensor *to, const tt_tensor *x);
 tutti_status tu_device_fill(const tt_tensor *x, double value);

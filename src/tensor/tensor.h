@@ -29,6 +29,7 @@ struct tu_storage {
     _Atomic uint32_t version; /* of the tensors whose version_home this is */
     tutti_device device;
     bool fixed;         /* foreign, mapped or exported memory: cannot be resized */
+    bool zero_gaps;     /* on a device: what lies between the rows of its tensor is 0, up to the last: see matmul.c */
     bool fake;          /* stands for memory while a function is captured: it has a size and no data */
     atomic_int exports; /* DLPack handles alive on it: cannot be resized either */
     size_t bytes;
@@ -44,7 +45,8 @@ struct tu_storage {
     /* What is under way with the data, oldest first. Under the lock of the storage. */
     tu_storage_use *first_use, *last_use;
     uint32_t writers, readers;
-    atomic_int flights; /* references that they hold, of those above */
+    atomic_int flights;            /* references that they hold, of those above */
+    struct tu_device_copy *copies; /* of pinned memory, by devices, under way; under the same lock: pinned.c */
 };
 
 #define TU_MAGIC_ALIVE 0x54545421u

@@ -55,6 +55,7 @@ static inline tu_place *tu_place_hold(tu_place *place) {
 typedef struct tu_thread {
     tutti_status pending;
     bool grad_disabled;
+    bool tf32;       /* products of f32 on GPUs may be rounded: see tutti/streams.h */
     bool anomaly;    /* results that hold a NaN are errors: see anomaly.c */
     bool registered; /* in the list that tt_count walks, and with a destructor at thread exit */
     int scope_count, scope_capacity;
@@ -91,6 +92,7 @@ typedef struct tu_thread {
     struct tutti_batch *batch; /* of collectives, that is open in this thread */
     void *batch_flight;        /* what it writes and reads: see functional/registry.c */
     tu_kept *symmetric_tests;  /* test modes of symmetric memory, innermost: see functional/symmetric.c */
+    struct tu_noted *noting;   /* what the host does before each run of a step that is noted: see noting.h */
     void **streams;            /* current ones, by number of the device; NULL: the default ones */
     int default_device;        /* where tensors are made that name none; 0: the CPU */
     void *engine;              /* of oneDNN: cheap to make, but not free */

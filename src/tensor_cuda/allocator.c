@@ -17,7 +17,7 @@
 
 #include "tensors.h"
 
-#define ALIGNMENT ((size_t)512)
+#define ALIGNMENT ((size_t)TU_DEVICE_GRAIN)
 #define SMALL ((size_t)1 << 20) /* requests up to this share segments of SMALL_SEGMENT */
 #define SMALL_SEGMENT ((size_t)2 << 20)
 #define LARGE_SEGMENT \

@@ -16,13 +16,14 @@ image_##number: \
     IMAGE(7, TU_IMAGE_7)
     IMAGE(8, TU_IMAGE_8)
     IMAGE(9, TU_IMAGE_9)
+    IMAGE(10, TU_IMAGE_10)
     IMAGE(together, TU_IMAGE_TOGETHER)
     .section .data.rel.ro, "aw"
     .balign 8
     .globl tu_gpu_images
     .hidden tu_gpu_images
 tu_gpu_images:
-    .quad image_0, image_1, image_2, image_3, image_4, image_5, image_6, image_7, image_8, image_9
+    .quad image_0, image_1, image_2, image_3, image_4, image_5, image_6, image_7, image_8, image_9, image_10
     .globl tu_gpu_together_image
     .hidden tu_gpu_together_image
 tu_gpu_together_image:

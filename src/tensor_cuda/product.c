@@ -29,6 +29,7 @@ enum {
     COMPUTE_F32 = 68,
     COMPUTE_F64 = 70,
     COMPUTE_I32 = 72,
+    COMPUTE_TF32 = 77,  /* of f32, rounded to tf32 */
     TRANSPOSE_LEFT = 3, /* attributes of an operation */
     TRANSPOSE_RIGHT = 4,
     EPILOGUE = 7, /* what is done with the product */
@@ -198,12 +199,22 @@ static bool can_multiply_f8(const tu_device_product *product) {
            (result == TUTTI_BF16 || result == TUTTI_F16 || result == TUTTI_F32);
 }
 
+/* Of i8 it has both operands by their depth, and sizes and distances of four bytes. A sum of fewer than 2^17 products
+ * fits an i32: beyond, ours wrap, and what its kernels do is not told. */
+static bool can_multiply_i8(const tu_device_product *product) {
+    return product->result == TUTTI_I32 && product->bias == NULL && product->left.column == 1 &&
+           product->right.row == 1 && product->depth < 1 << 17 &&
+           ((product->depth | product->columns | product->left.row | product->right.column | product->out.row) & 3) ==
+               0 &&
+           (((uintptr_t)product->left.data | (uintptr_t)product->right.data | (uintptr_t)product->out.data) & 15) == 0;
+}
+
 static bool can_multiply(const tu_device_product *product) {
     tutti_dtype dtype = product->dtype, result = product->result;
     bool floats = dtype == TUTTI_F32 || dtype == TUTTI_F64;
     bool narrow = dtype == TUTTI_F16 || dtype == TUTTI_BF16;
     return (floats && result == dtype) || (narrow && (result == dtype || result == TUTTI_F32)) ||
-           (dtype == TUTTI_F8_E4M3 && can_multiply_f8(product));
+           (dtype == TUTTI_F8_E4M3 && can_multiply_f8(product)) || (dtype == TUTTI_I8 && can_multiply_i8(product));
 }
 
 /* How it can read a row-major operand of that many rows and columns: as it lies, or turned; false where neither. */
@@ -219,6 +230,25 @@ static bool arrange(const tu_device_matrix *matrix, int64_t rows, int64_t column
 }
 
 /* ---- one product ---- */
+
+/* In which type it adds, and that of the factors of product and result, which are 1 and 0. */
+typedef struct arithmetic {
+    int compute, scale;
+    union {
+        float narrow;
+        double wide;
+        int32_t whole;
+    } one, zero;
+} arithmetic;
+
+static arithmetic arithmetic_of(const tu_device_product *product) {
+    if (product->dtype == TUTTI_F64)
+        return (arithmetic){ COMPUTE_F64, TYPE_F64, { .wide = 1 }, { .wide = 0 } };
+    if (product->dtype == TUTTI_I8)
+        return (arithmetic){ COMPUTE_I32, TYPE_I32, { .whole = 1 }, { .whole = 0 } };
+    bool rounded = product->tf32 && product->dtype == TUTTI_F32;
+    return (arithmetic){ rounded ? COMPUTE_TF32 : COMPUTE_F32, TYPE_F32, { .narrow = 1 }, { .narrow = 0 } };
+}
 
 typedef struct task {
     const blas_library *library;
@@ -280,14 +310,14 @@ static int set_bias(const task *task, const tu_device_product *product) {
 
 static int make_task(task *task, const tu_device_product *product) {
     const blas_library *library = task->library;
-    bool wide = product->dtype == TUTTI_F64, turned_left = false, turned_right = false;
+    bool turned_left = false, turned_right = false;
     int64_t leading_left = 0, leading_right = 0;
     if (!arrange(&product->left, product->rows, product->depth, &turned_left, &leading_left) ||
         !arrange(&product->right, product->depth, product->columns, &turned_right, &leading_right))
         return NO_SUCH_PRODUCT;
     int32_t of_left = turned_right, of_right = turned_left;
-    int status = library->cublasLtMatmulDescCreate(&task->operation, wide ? COMPUTE_F64 : COMPUTE_F32,
-                                                   wide ? TYPE_F64 : TYPE_F32);
+    arithmetic how = arithmetic_of(product);
+    int status = library->cublasLtMatmulDescCreate(&task->operation, how.compute, how.scale);
     if (status == 0)
         status = library->cublasLtMatmulDescSetAttribute(task->operation, TRANSPOSE_LEFT, &of_left, sizeof of_left);
     if (status == 0)
@@ -343,6 +373,7 @@ static tu_device_product key_of(const tu_device_product *product) {
     key.scales_rows = product->scales_rows;
     key.scales_columns = product->scales_columns;
     key.bias = product->bias != NULL ? (const void *)(uintptr_t)1 : NULL;
+    key.tf32 = product->tf32;
     return key;
 }
 
@@ -381,18 +412,16 @@ static int choose(const task *task, products *all, tu_gpu *gpu, const tu_device_
 
 static int multiply(task *task, products *all, tu_gpu *gpu, const tu_device_product *product, CUstream stream,
                     void *workspace) {
-    const float one = 1, zero = 0;
-    const double wide_one = 1, wide_zero = 0;
-    bool wide = product->dtype == TUTTI_F64;
+    const arithmetic how = arithmetic_of(product);
     blas_choice choice = { 0 };
     int status = make_task(task, product);
     if (status == 0)
         status = choose(task, all, gpu, product, &choice);
     if (status == 0)
-        status = task->library->cublasLtMatmul(
-            all->handle, task->operation, wide ? (const void *)&wide_one : &one, product->right.data, task->left,
-            product->left.data, task->right, wide ? (const void *)&wide_zero : &zero, product->out.data, task->out,
-            (void *)(uintptr_t)product->out.data, task->out, &choice.algorithm, workspace, WORKSPACE, stream);
+        status = task->library->cublasLtMatmul(all->handle, task->operation, &how.one, product->right.data, task->left,
+                                               product->left.data, task->right, &how.zero, product->out.data, task->out,
+                                               (void *)(uintptr_t)product->out.data, task->out, &choice.algorithm,
+                                               workspace, WORKSPACE, stream);
     end_task(task);
     return status;
 }

@@ -1,101 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Kernels on rows: softmax and its kin, norms, cross entropy; and on elements: optimizer steps, rotary embedding. Each
- * has the arithmetic of kernel/rows_body.h: sums go over a fixed number of lanes, which are added by halves, so that
- * the bits are those of the CPU. A team of as many threads as there are lanes has a row.
+ * Kernels on rows: softmax and its kin, norms; and on elements: optimizer steps, rotary embedding. Each has the
+ * arithmetic of kernel/rows_body.h: sums go over a fixed number of lanes, which are added by halves, so that the bits
+ * are those of the CPU.
  */
-#include "kernel.cuh"
-
-#include "tensor/device.h"
-#include "tensor/kernel/elementary.h"
-
-#define THREADS_OF_ROWS 128
-
-template <class Type> struct math;
-#define MATH(suffix, type)                                  \
-    template <> struct math<type> {                         \
-        MEMBER type exp(type x) {                           \
-            return tu_exp_##suffix(x);                      \
-        }                                                   \
-        MEMBER type log(type x) {                           \
-            return tu_log_##suffix(x);                      \
-        }                                                   \
-        MEMBER type sqrt(type x) {                          \
-            return tu_sqrt_##suffix(x);                     \
-        }                                                   \
-        MEMBER type fma(type left, type right, type more) { \
-            return tu_fma_##suffix(left, right, more);      \
-        }                                                   \
-        MEMBER type greater(type left, type right) {        \
-            return tu_greater_##suffix(left, right);        \
-        }                                                   \
-    };
-MATH(f32, float)
-MATH(f64, double)
-
-/* The teams of a block: which row a thread has, and its lane. `lane` is shared by all of them. */
-template <class Type> struct team {
-    enum {
-        LANES = 128 / sizeof(Type),
-        ROWS = THREADS_OF_ROWS / LANES
-    };
-    MEMBER int64_t row(int self) {
-        return BLOCK * ROWS + self / LANES;
-    }
-    /* What the first lane of the thread's team has. */
-    MEMBER Type of_team(const Type *lane, int self) {
-        return lane[self / LANES * LANES];
-    }
-    MEMBER void add(Type *lane) {
-        for (int half = LANES / 2; half > 0; half /= 2) {
-            EACH_THREAD(self) {
-                if (self % LANES < half)
-                    lane[self] += lane[self + half];
-            }
-            SYNC_TEAM();
-        }
-    }
-    MEMBER void largest(Type *lane) {
-        for (int half = LANES / 2; half > 0; half /= 2) {
-            EACH_THREAD(self) {
-                if (self % LANES < half)
-                    lane[self] = math<Type>::greater(lane[self + half], lane[self]);
-            }
-            SYNC_TEAM();
-        }
-    }
-};
-
-#define EACH_OF_ROW(i) for (int64_t i = self % team<Type>::LANES; i < args.size; i += team<Type>::LANES)
-#define ROW_OF(pointer) ((Type *)(uintptr_t)(args.pointer) + row * args.size)
-
-#define LONG_ROW 4096 /* elements; shorter ones are slower when several loads are on their way at once */
-
-/* What each lane makes of its elements: it begins with `first`, and take(held, self, row, i) adds element i. */
-template <class Type, class Take> HERE void fold_lanes(const tu_launch_rows &args, Type *lane, Type first, Take take) {
-    EACH_THREAD(self) {
-        int64_t row = team<Type>::row(self);
-        Type held = first;
-        if (row < args.count && args.size > LONG_ROW) {
-            UNROLL_BY_4
-            EACH_OF_ROW(i) {
-                held = take(held, self, row, i);
-            }
-        } else if (row < args.count) {
-            EACH_OF_ROW(i) {
-                held = take(held, self, row, i);
-            }
-        }
-        lane[self] = held;
-    }
-    SYNC_TEAM();
-}
-
-/* The sum of each row. */
-template <class Type, class Take> HERE void add_rows(const tu_launch_rows &args, Type *lane, Take take) {
-    fold_lanes(args, lane, (Type)0, take);
-    team<Type>::add(lane);
-}
+#include "rows.cuh"
 
 /* The largest of each row into lane and, -infinity replaced, into top. */
 template <class Type> HERE void find_top(const tu_launch_rows &args, Type *lane, Type *top) {
@@ -215,7 +124,6 @@ template <class Type> HERE void log_softmax_backward(const tu_launch_rows &args,
 template <class Type, class Lying> HERE Type weight_at(uint64_t weight, int32_t wide, int64_t i) {
     return wide ? ((const Type *)(uintptr_t)weight)[i] : Lying::widen(((const Lying *)(uintptr_t)weight)[i]);
 }
-#define LYING_OF(pointer) ((Lying *)(uintptr_t)(args.pointer) + row * args.size)
 
 /* Element i of a row by its weight and its bias. */
 template <class Type, class Lying> HERE Type weighted(const tu_launch_rows &args, Type value, int64_t i) {
@@ -375,139 +283,6 @@ HERE void norm_columns(const tu_launch_rows &args, Type (*brought)[COLUMNS], Typ
     }
 }
 
-/* ---- cross entropy ---- */
-
-/* The class of a row's target; -1 where it does not count, or is none, which is a fault. */
-HERE int64_t target_of(const tu_launch_rows &args, int64_t row) {
-    int64_t target = ((const int64_t *)(uintptr_t)args.targets)[row];
-    if (target == args.ignore)
-        return -1;
-    if (target >= 0 && target < args.size)
-        return target;
-    tu_device_fault *fault = (tu_device_fault *)(uintptr_t)args.fault;
-    if (FIRST_TO_SET(&fault->operation, -1)) {
-        fault->position = row;
-        fault->index = target;
-        fault->limit = args.size;
-        FENCE();
-        fault->operation = TU_INDEX_TARGET;
-    }
-    return -1;
-}
-
-/* The logarithm of each row's sum of exponentials, as its largest element and what is to be added, and its loss, which
- * is 0 where it does not count. */
-template <class Type, class Lying> HERE void entropy(const tu_launch_rows &args, Type *lane, Type *top) {
-    fold_lanes(args, lane, -(Type)INFINITY, [&](Type held, int, int64_t row, int64_t i) {
-        return math<Type>::greater(Lying::widen(LYING_OF(x)[i]), held);
-    });
-    team<Type>::largest(lane);
-    EACH_THREAD(self) {
-        Type held = team<Type>::of_team(lane, self);
-        top[self] = held == -(Type)INFINITY ? (Type)0 : held;
-    }
-    SYNC();
-    add_rows(args, lane, [&](Type held, int self, int64_t row, int64_t i) {
-        return held + math<Type>::exp(math<Type>::fma(Lying::widen(LYING_OF(x)[i]), (Type)1, -top[self]));
-    });
-    EACH_THREAD(self) {
-        int64_t row = team<Type>::row(self);
-        if (row < args.count && self % team<Type>::LANES == 0) {
-            Type more = math<Type>::log(lane[self]), *sums = (Type *)(uintptr_t)args.sums + 2 * row;
-            int64_t target = target_of(args, row);
-            sums[0] = top[self];
-            sums[1] = more;
-            ((double *)(uintptr_t)args.losses)[row] =
-                target >= 0 ? (double)top[self] - (double)Lying::widen(LYING_OF(x)[target]) + (double)more : 0;
-        }
-    }
-}
-
-/* One block: its threads bring the losses, a part at a time, and the first one adds them in order. */
-#define ENTROPY_PART 2048
-KERNEL(entropy_mean, tu_launch_rows) {
-    SHARED double part[ENTROPY_PART], sum;
-    SHARED int64_t counted[THREADS_OF_ROWS];
-    const double *losses = (const double *)(uintptr_t)args.losses;
-    const int64_t *targets = (const int64_t *)(uintptr_t)args.targets;
-    EACH_THREAD(self) {
-        counted[self] = 0;
-        if (self == 0)
-            sum = 0;
-    }
-    for (int64_t begin = 0; begin < args.count; begin += ENTROPY_PART) {
-        SYNC();
-        EACH_THREAD(self) {
-            for (int64_t i = self; i < ENTROPY_PART; i += THREADS) {
-                bool counts = begin + i < args.count && targets[begin + i] != args.ignore;
-                part[i] = counts ? losses[begin + i] : 0; /* a sum of losses is never -0, so that 0 changes nothing */
-                counted[self] += counts;
-            }
-        }
-        SYNC();
-        EACH_THREAD(self) {
-            if (self == 0) {
-                double held = sum;
-                for (int i = 0; i < ENTROPY_PART; i++)
-                    held += part[i];
-                sum = held;
-            }
-        }
-    }
-    SYNC();
-    EACH_THREAD(self) {
-        if (self == 0) {
-            int64_t all = 0;
-            for (int i = 0; i < THREADS; i++)
-                all += counted[i];
-            store_as<double>(sum / (double)all, (void *)(uintptr_t)args.out, args.dtype);
-        }
-    }
-}
-
-/* other is the gradient, one number; what each row's part is multiplied with goes to `counted`, as f64. One block. */
-KERNEL(entropy_share, tu_launch_rows) {
-    SHARED int64_t counted[THREADS_OF_ROWS];
-    const int64_t *targets = (const int64_t *)(uintptr_t)args.targets;
-    EACH_THREAD(self) {
-        int64_t held = 0;
-        for (int64_t row = self; row < args.count; row += THREADS)
-            held += targets[row] != args.ignore;
-        counted[self] = held;
-    }
-    SYNC();
-    EACH_THREAD(self) {
-        if (self == 0) {
-            int64_t all = 0;
-            for (int i = 0; i < THREADS; i++)
-                all += counted[i];
-            double grad = load_as<double>((const void *)(uintptr_t)args.other, args.dtype);
-            *(double *)(uintptr_t)args.counted = grad / (double)all;
-        }
-    }
-}
-
-/* A block has a row at a time. */
-template <class Type, class Lying> HERE void entropy_backward(const tu_launch_rows &args) {
-    Type share = (Type) * (const double *)(uintptr_t)args.counted;
-    for (int64_t row = BLOCK; row < args.count; row += BLOCKS) {
-        int64_t target = target_of(args, row);
-        const Type *sums = (const Type *)(uintptr_t)args.sums + 2 * row;
-        Type top = sums[0], more = sums[1];
-        const Lying *x = LYING_OF(x);
-        Lying *out = LYING_OF(out);
-        EACH_THREAD(self) {
-            UNROLL_BY_4
-            for (int64_t i = self; i < args.size; i += THREADS) {
-                Type value = target < 0 ? (Type)0 : math<Type>::exp(Lying::widen(x[i]) - top - more) * share;
-                if (i == target)
-                    value -= share;
-                out[i] = Lying::narrow(value);
-            }
-        }
-    }
-}
-
 #define ROW_KERNEL(name, suffix, type)                            \
     KERNEL(name##_##suffix, tu_launch_rows) {                     \
         SHARED type lane[THREADS_OF_ROWS], kept[THREADS_OF_ROWS]; \
@@ -527,19 +302,8 @@ KEPT_KERNEL(f32, float)
 ROW_KERNELS(log_softmax)
 ROW_KERNELS(softmax_backward)
 ROW_KERNELS(log_softmax_backward)
-#define LYING_KERNEL(name, suffix, type)                          \
-    KERNEL(name##_##suffix, tu_launch_rows) {                     \
-        SHARED type lane[THREADS_OF_ROWS], kept[THREADS_OF_ROWS]; \
-        name<type, lying_##suffix>(args, lane, kept);             \
-    }
-#define LYING_KERNELS(name)         \
-    LYING_KERNEL(name, f32, float)  \
-    LYING_KERNEL(name, f64, double) \
-    LYING_KERNEL(name, bf16, float) \
-    LYING_KERNEL(name, f16, float)
 LYING_KERNELS(norm)
 LYING_KERNELS(norm_backward)
-LYING_KERNELS(entropy)
 #define PLAIN_KERNEL(name, suffix, type)      \
     KERNEL(name##_##suffix, tu_launch_rows) { \
         name<type, lying_##suffix>(args);     \
@@ -560,8 +324,6 @@ COLUMN_KERNEL(f32, float)
 COLUMN_KERNEL(f64, double)
 COLUMN_KERNEL(bf16, float)
 COLUMN_KERNEL(f16, float)
-PLAIN_KERNELS(entropy_backward)
-
 /* ---- attention ---- */
 
 /* Keys up to which the shares of a row are multiplied: those of its block of rows. */

@@ -13,7 +13,7 @@
 #include "tensor/together.h"
 
 #define TU_TENSOR_GPUS 64
-#define TU_TENSOR_IMAGES 10
+#define TU_TENSOR_IMAGES 11
 #define TU_SIZE_CLASSES 160
 
 typedef struct tu_gpu_segment tu_gpu_segment;

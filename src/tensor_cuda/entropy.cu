@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Kernels of cross entropy: losses of rows, their mean, and the gradient. The arithmetic is that of kernel/rows_body.h.
+ */
+#include "rows.cuh"
+
+#include "tensor/device.h"
+#include "tensor/launch_slopes.h"
+
+/* The class of a row's target; -1 where it does not count, or is none, which is a fault. */
+HERE int64_t target_of(const tu_launch_rows &args, int64_t row) {
+    int64_t target = ((const int64_t *)(uintptr_t)args.targets)[row];
+    if (target == args.ignore)
+        return -1;
+    if (target >= 0 && target < args.size)
+        return target;
+    tu_device_fault *fault = (tu_device_fault *)(uintptr_t)args.fault;
+    if (FIRST_TO_SET(&fault->operation, -1)) {
+        fault->position = row;
+        fault->index = target;
+        fault->limit = args.size;
+        FENCE();
+        fault->operation = TU_INDEX_TARGET;
+    }
+    return -1;
+}
+
+/* The logarithm of each row's sum of exponentials, as its largest element and what is to be added, and its loss, which
+ * is 0 where it does not count. */
+template <class Type, class Lying> HERE void entropy(const tu_launch_rows &args, Type *lane, Type *top) {
+    fold_lanes(args, lane, -(Type)INFINITY, [&](Type held, int, int64_t row, int64_t i) {
+        return math<Type>::greater(Lying::widen(LYING_OF(x)[i]), held);
+    });
+    team<Type>::largest(lane);
+    EACH_THREAD(self) {
+        Type held = team<Type>::of_team(lane, self);
+        top[self] = held == -(Type)INFINITY ? (Type)0 : held;
+    }
+    SYNC();
+    add_rows(args, lane, [&](Type held, int self, int64_t row, int64_t i) {
+        return held + math<Type>::exp(math<Type>::fma(Lying::widen(LYING_OF(x)[i]), (Type)1, -top[self]));
+    });
+    EACH_THREAD(self) {
+        int64_t row = team<Type>::row(self);
+        if (row < args.count && self % team<Type>::LANES == 0) {
+            Type more = math<Type>::log(lane[self]), *sums = (Type *)(uintptr_t)args.sums + 2 * row;
+            int64_t target = target_of(args, row);
+            sums[0] = top[self];
+            sums[1] = more;
+            ((double *)(uintptr_t)args.losses)[row] =
+                target >= 0 ? (double)top[self] - (double)Lying::widen(LYING_OF(x)[target]) + (double)more : 0;
+        }
+    }
+}
+
+/* One block: its threads bring the losses, a part at a time, and the first one adds them in order. */
+#define ENTROPY_PART 2048
+KERNEL(entropy_mean, tu_launch_rows) {
+    SHARED double part[ENTROPY_PART], sum;
+    SHARED int64_t counted[THREADS_OF_ROWS];
+    const double *losses = (const double *)(uintptr_t)args.losses;
+    const int64_t *targets = (const int64_t *)(uintptr_t)args.targets;
+    EACH_THREAD(self) {
+        counted[self] = 0;
+        if (self == 0)
+            sum = 0;
+    }
+    for (int64_t begin = 0; begin < args.count; begin += ENTROPY_PART) {
+        SYNC();
+        EACH_THREAD(self) {
+            for (int64_t i = self; i < ENTROPY_PART; i += THREADS) {
+                bool counts = begin + i < args.count && targets[begin + i] != args.ignore;
+                part[i] = counts ? losses[begin + i] : 0; /* a sum of losses is never -0, so that 0 changes nothing */
+                counted[self] += counts;
+            }
+        }
+        SYNC();
+        EACH_THREAD(self) {
+            if (self == 0) {
+                double held = sum;
+                for (int i = 0; i < ENTROPY_PART; i++)
+                    held += part[i];
+                sum = held;
+            }
+        }
+    }
+    SYNC();
+    EACH_THREAD(self) {
+        if (self == 0) {
+            int64_t all = 0;
+            for (int i = 0; i < THREADS; i++)
+                all += counted[i];
+            store_as<double>(sum / (double)all, (void *)(uintptr_t)args.out, args.dtype);
+        }
+    }
+}
+
+/* other is the gradient, one number; what each row's part is multiplied with goes to `counted`, as f64. One block. */
+KERNEL(entropy_share, tu_launch_rows) {
+    SHARED int64_t counted[THREADS_OF_ROWS];
+    const int64_t *targets = (const int64_t *)(uintptr_t)args.targets;
+    EACH_THREAD(self) {
+        int64_t held = 0;
+        for (int64_t row = self; row < args.count; row += THREADS)
+            held += targets[row] != args.ignore;
+        counted[self] = held;
+    }
+    SYNC();
+    EACH_THREAD(self) {
+        if (self == 0) {
+            int64_t all = 0;
+            for (int i = 0; i < THREADS; i++)
+                all += counted[i];
+            double grad = load_as<double>((const void *)(uintptr_t)args.other, args.dtype);
+            *(double *)(uintptr_t)args.counted = grad / (double)all;
+        }
+    }
+}
+
+/* Elements that lie in 16 bytes. Rows may begin anywhere: they are read as they lie, in whole words where these have
+ * two elements, and written at once where the place is even. */
+template <class Type, class Lying> struct packed {
+    enum {
+        COUNT = 16 / sizeof(Lying)
+    };
+    struct alignas(16) pack {
+        Lying at[COUNT];
+    };
+    MEMBER void read(const Lying *from, Type *values) {
+        if (((uintptr_t)from & 15) == 0) {
+            pack whole = *(const pack *)from;
+            UNROLL
+            for (int k = 0; k < COUNT; k++)
+                values[k] = Lying::widen(whole.at[k]);
+        } else if (sizeof(Lying) == 2) {
+            int odd = ((uintptr_t)from & 2) != 0; /* the same in the whole row */
+            const uint32_t *words = (const uint32_t *)((const char *)from - 2 * odd);
+            uint32_t before = words[0];
+            UNROLL
+            for (int k = 0; k < COUNT / 2; k++) {
+                uint32_t next = k + 1 < COUNT / 2 || odd ? words[k + 1] : 0;
+                uint32_t two = odd ? before >> 16 | next << 16 : before;
+                uint16_t halves[2] = { (uint16_t)two, (uint16_t)(two >> 16) };
+                Lying low, high;
+                memcpy(&low, &halves[0], sizeof low <= 2 ? sizeof low : 0);
+                memcpy(&high, &halves[1], sizeof high <= 2 ? sizeof high : 0);
+                values[2 * k] = Lying::widen(low);
+                values[2 * k + 1] = Lying::widen(high);
+                before = next;
+            }
+        } else {
+            UNROLL
+            for (int k = 0; k < COUNT; k++)
+                values[k] = Lying::widen(from[k]);
+        }
+    }
+    MEMBER void write(Lying *to, const Type *values) {
+        pack whole;
+        UNROLL
+        for (int k = 0; k < COUNT; k++)
+            whole.at[k] = Lying::narrow(values[k]);
+        if (((uintptr_t)to & 15) == 0) {
+            *(pack *)to = whole;
+        } else {
+            UNROLL
+            for (int k = 0; k < COUNT; k++)
+                to[k] = whole.at[k];
+        }
+    }
+};
+
+/* A block has a row at a time, a thread 16 bytes of it. */
+template <class Type, class Lying> HERE void entropy_backward(const tu_launch_slopes &given) {
+    typedef packed<Type, Lying> of;
+    const tu_launch_rows &args = given.rows;
+    Type share = (Type) * (const double *)(uintptr_t)args.counted;
+    for (int64_t row = BLOCK; row < args.count; row += BLOCKS) {
+        int64_t target = target_of(args, row);
+        const Type *sums = (const Type *)(uintptr_t)args.sums + 2 * row;
+        Type top = sums[0], more = sums[1], factor = target < 0 ? (Type)0 : share;
+        const Lying *x = LYING_OF(x);
+        Lying *out = (Lying *)(uintptr_t)args.out + row * given.distance;
+        EACH_THREAD(self) {
+            for (int64_t i = (int64_t)self * of::COUNT; i < args.size; i += (int64_t)THREADS * of::COUNT) {
+                int64_t left = args.size - i < of::COUNT ? args.size - i : of::COUNT, own = target - i;
+                Type values[of::COUNT];
+                if (left == of::COUNT) {
+                    of::read(x + i, values);
+                } else {
+                    UNROLL
+                    for (int k = 0; k < of::COUNT; k++)
+                        values[k] = k < left ? Lying::widen(x[i + k]) : (Type)0;
+                }
+                UNROLL
+                for (int k = 0; k < of::COUNT; k++)
+                    values[k] = target < 0 ? (Type)0 : math<Type>::exp(values[k] - top - more) * factor;
+                if (own >= 0 && own < of::COUNT) {
+                    UNROLL
+                    for (int k = 0; k < of::COUNT; k++)
+                        values[k] -= k == own ? factor : (Type)0;
+                }
+                if (left == of::COUNT) {
+                    of::write(out + i, values);
+                } else {
+                    UNROLL
+                    for (int k = 0; k < of::COUNT; k++)
+                        if (k < left)
+                            out[i + k] = Lying::narrow(values[k]);
+                }
+            }
+            for (int64_t i = args.size + self; i < given.distance && (given.last || row + 1 < args.count); i += THREADS)
+                out[i] = Lying::narrow((Type)0);
+        }
+    }
+}
+
+LYING_KERNELS(entropy)
+#define SLOPES_KERNEL(suffix, type)                       \
+    KERNEL(entropy_backward_##suffix, tu_launch_slopes) { \
+        entropy_backward<type, lying_##suffix>(args);     \
+    }
+SLOPES_KERNEL(f32, float)
+SLOPES_KERNEL(f64, double)
+SLOPES_KERNEL(bf16, float)
+SLOPES_KERNEL(f16, float)
