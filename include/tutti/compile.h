@@ -28,9 +28,10 @@
  *
  * With `replay` a call on a GPU is noted as a CUDA graph after two calls as ever, and runs as that from then on, on the
  * stream that it was noted for. Arguments are copied into places of the graph, results out of it; other tensors must
- * lie where they lay, or it is noted anew. What depends on the host at each call (random numbers, optimizer steps,
- * tensors of the CPU, effects, writes into inputs, results that require grad or share memory) runs as ever, with one
- * warning that says why; with `full` it is TUTTI_ERROR_CAPTURE.
+ * lie where they lay, or it is noted anew. Whole training steps may be replayed, with random numbers, collectives,
+ * optimizers and gradients: what the host does at each call is done again before each run. What cannot be noted
+ * (results that require grad or share memory, storages that are resized, operators that mix CPU and GPU) runs as ever,
+ * with one warning that says why; with `full` it is TUTTI_ERROR_CAPTURE.
  *
  * What cannot be captured (a function that reads elements on the host, say) runs as it is, once with a warning that
  * says why; with `full` it is an error. Ranks that share a group agree on its collectives before an entry first runs.

@@ -144,8 +144,10 @@ static tutti_status wait_used(tu_storage *storage);
 
 /* Under the storage's lock. Release pairs with the acquire of those who find nothing to wait for. */
 static void mark(tu_storage *storage) {
-    atomic_store_explicit(&storage->waiter, storage->writers > 0 ? wait_written : NULL, memory_order_release);
-    atomic_store_explicit(&storage->reader, storage->readers > 0 ? wait_used : NULL, memory_order_release);
+    atomic_store_explicit(&storage->waiter, storage->writers > 0 ? wait_written : tu_device_copies_waiter(storage),
+                          memory_order_release);
+    atomic_store_explicit(&storage->reader, storage->readers > 0 ? wait_used : tu_device_copies_reader(storage),
+                          memory_order_release);
 }
 
 static void enlist_in_storage(flight_link *one) {
@@ -430,11 +432,13 @@ static tutti_status wait_storage(tu_storage *storage, unsigned uses) {
 }
 
 static tutti_status wait_written(tu_storage *storage) {
-    return wait_storage(storage, WRITES);
+    tutti_status status = wait_storage(storage, WRITES);
+    return status == TUTTI_OK ? tu_device_copies_wait(storage, false) : status;
 }
 
 static tutti_status wait_used(tu_storage *storage) {
-    return wait_storage(storage, WRITES | READS);
+    tutti_status status = wait_storage(storage, WRITES | READS);
+    return status == TUTTI_OK ? tu_device_copies_wait(storage, true) : status;
 }
 
 static flight *oldest_of_registry(flights *registry) {

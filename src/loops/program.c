@@ -12,11 +12,13 @@
 #include <tutti/autograd.h>
 
 #include "base/log.h"
+#include "loops/again.h"
 #include "loops/arena.h"
 #include "loops/group.h"
 #include "loops/target.h"
 #include "tensor/operators.h"
 #include "tensor/process.h"
+#include "tensor/step.h"
 
 struct tu_program {
     tt_graph *graph; /* held */
@@ -237,11 +239,16 @@ static void finish_nest(tu_graph_run *now, const tu_nest *nest) {
 
 static tutti_status run_nest(tu_graph_run *now, const tu_plan *plan, tu_arena *arena, const tu_nest *nest) {
     tt_tensor *tensors[TU_NEST_TENSORS];
+    bool again = tu_noting_here() != NULL && !tu_is_remote(nest->device);
     tutti_status status = make_results(now, plan, arena, nest, tensors);
     if (status == TUTTI_OK)
         status = check_ready(nest, tensors, NULL);
+    if (status == TUTTI_OK && again)
+        status = tu_again_guard_nest(nest, tensors);
     if (status == TUTTI_OK)
         status = tu_target_of(nest)->run(nest, tensors);
+    if (status == TUTTI_OK && again)
+        status = tu_again_nest(nest, tensors);
     if (status == TUTTI_OK)
         finish_nest(now, nest);
     return status;
@@ -250,11 +257,16 @@ static tutti_status run_nest(tu_graph_run *now, const tu_plan *plan, tu_arena *a
 static tutti_status run_call(tu_graph_run *now, const tu_plan *plan, tu_arena *arena, const tu_vertex *vertex) {
     tt_scope scope = tt_scope_open();
     tu_arena_source source;
+    bool again = tu_noting_here() != NULL && tu_vertex_is_of_host(vertex);
+    tutti_status status = again ? tu_again_guard_vertex(now, vertex) : TUTTI_OK;
     if (arena != NULL)
         tu_arena_begin(&source, arena, plan, vertex);
-    tutti_status status = tu_graph_run_vertex(now, vertex);
+    if (status == TUTTI_OK)
+        status = tu_graph_run_vertex(now, vertex);
     if (arena != NULL)
         tu_arena_end(&source);
+    if (status == TUTTI_OK && again)
+        status = tu_again_vertex(now, vertex);
     tu_scope_leave(&scope);
     if (status == TUTTI_OK)
         tu_graph_run_let_go(now, vertex);
@@ -292,8 +304,50 @@ static tutti_status run_product(tu_graph_run *now, const tu_plan *plan, tu_arena
 static tutti_status run_step(tu_graph_run *now, const tu_plan *plan, tu_arena *arena, const tu_step_of_program *step) {
     if (step->nest == NULL)
         return run_call(now, plan, arena, step->vertex);
-    return step->vertex == NULL ? run_nest(now, plan, arena, step->nest)
-                                : run_product(now, plan, arena, step->vertex, step->nest);
+    if (step->vertex == NULL)
+        return run_nest(now, plan, arena, step->nest);
+    if (tu_noting_here() == NULL)
+        return run_product(now, plan, arena, step->vertex, step->nest);
+    tutti_status status = run_call(now, plan, arena, step->vertex); /* each is done again by itself */
+    return status == TUTTI_OK ? run_nest(now, plan, arena, step->nest) : status;
+}
+
+/* Vertex by vertex, in a step that is noted: what is of the host is done again at each run. */
+static tutti_status note_calls(const tt_graph *graph, tt_tensor *const *inputs, tt_tensor **outputs) {
+    tu_graph_run now;
+    bool recording = tt_grad_mode(false);
+    tutti_status status = tu_graph_run_begin(&now, graph, inputs);
+    for (const tu_vertex *vertex = graph->first; vertex != NULL && status == TUTTI_OK; vertex = vertex->next)
+        status = run_call(&now, NULL, NULL, vertex);
+    if (status == TUTTI_OK)
+        status = tu_graph_run_finish(&now, outputs);
+    tu_graph_run_end(&now);
+    tt_grad_mode(recording);
+    return status;
+}
+
+static bool is_optimizer_step(const tu_step_of_program *step) {
+    return step->nest == NULL &&
+           (step->vertex->entry == &tu_operator_adamw_step || step->vertex->entry == &tu_operator_sgd_step);
+}
+
+/* Steps of an optimizer that stand together are one batch, as tt_optimizer_step makes them: what they work on is let go
+ * when it has run. *next is behind them. */
+static tutti_status run_batch(tu_graph_run *now, const tu_program *program, int *next) {
+    tu_step_batch batch = { .count = 0 };
+    int first = *next;
+    tutti_status status = TUTTI_OK;
+    tu_step_batch_open(&batch);
+    for (; *next < program->step_count && is_optimizer_step(&program->steps[*next]) && status == TUTTI_OK; ++*next) {
+        tt_scope scope = tt_scope_open();
+        status = tu_graph_run_vertex(now, program->steps[*next].vertex);
+        tu_scope_leave(&scope);
+    }
+    tutti_status ran = tu_step_batch_close(&batch, status == TUTTI_OK);
+    tu_step_batch_free(&batch);
+    for (int i = first; i < *next; i++)
+        tu_graph_run_let_go(now, program->steps[i].vertex);
+    return status == TUTTI_OK ? ran : status;
 }
 
 /* While somebody looks at every operator, each of them runs. */
@@ -303,7 +357,7 @@ static bool is_watched(void) {
 
 /* The arena of the run before, or a new one where another thread has that now. */
 static tutti_status take_arena(tu_program *program, tu_arena **arena) {
-    if (program->plan.bytes == 0)
+    if (program->plan.bytes == 0 || tu_noting_here() != NULL) /* what is noted keeps its tensors */
         return TUTTI_OK;
     *arena = atomic_exchange_explicit(&program->spare, NULL, memory_order_acquire);
     if (*arena == NULL)
@@ -323,7 +377,8 @@ static void put_arena(tu_program *program, tu_arena *arena) {
 
 tutti_status tu_program_run(tu_program *program, tt_tensor *const *inputs, tt_tensor **outputs) {
     if (program->interpreted || is_watched())
-        return tu_graph_interpret(program->graph, inputs, outputs);
+        return tu_noting_here() != NULL ? note_calls(program->graph, inputs, outputs)
+                                        : tu_graph_interpret(program->graph, inputs, outputs);
     tu_graph_run now;
     tu_arena *arena = NULL;
     tutti_status status = take_arena(program, &arena);
@@ -331,8 +386,9 @@ tutti_status tu_program_run(tu_program *program, tt_tensor *const *inputs, tt_te
         return status;
     bool recording = tt_grad_mode(false);
     status = tu_graph_run_begin(&now, program->graph, inputs);
-    for (int i = 0; i < program->step_count && status == TUTTI_OK; i++)
-        status = run_step(&now, &program->plan, arena, &program->steps[i]);
+    for (int i = 0; i < program->step_count && status == TUTTI_OK;)
+        status = is_optimizer_step(&program->steps[i]) ? run_batch(&now, program, &i)
+                                                       : run_step(&now, &program->plan, arena, &program->steps[i++]);
     if (status == TUTTI_OK)
         status = tu_graph_run_finish(&now, outputs);
     tu_graph_run_end(&now);

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tensor/noting.h"
+
 /* What is different between them. */
 typedef struct tu_step_kind {
     const char *name;
@@ -244,17 +246,58 @@ static void step_members(tt_optimizer *optimizer, tt_tensor *const *gradients, t
     tu_pending_take(tu_step_batch_close(&optimizer->batch, tu_self()->pending == TUTTI_OK));
 }
 
+/* What a noted step does with the count at each run: first the number of the step, and behind it the count itself. */
+typedef struct noted_count {
+    tu_noted_act act;         /* first */
+    tt_tensor *from, *number; /* f64; held. The same: it is counted */
+} noted_count;
+
+static tutti_status count_again(tu_noted_act *act) {
+    const noted_count *noted = (const noted_count *)act;
+    *(double *)tu_pointer(noted->number) = *(const double *)tu_pointer(noted->from) + 1;
+    tu_bump(noted->number);
+    return TUTTI_OK;
+}
+
+static void end_count(tu_noted_act *act) {
+    noted_count *noted = (noted_count *)act;
+    tu_tensor_drop(noted->from);
+    tu_tensor_drop(noted->number);
+    free(noted);
+}
+
+static void note_count(tt_tensor *from, tt_tensor *number) {
+    noted_count *made = malloc(sizeof *made);
+    if (made == NULL) {
+        tu_pending_take(tu_error_memory("a count of a replay", sizeof *made));
+        return;
+    }
+    *made = (noted_count){ { .run = count_again, .end = end_count }, tu_tensor_hold(from), tu_tensor_hold(number) };
+    tu_noted_add(tu_noting_here(), &made->act);
+}
+
+/* The count of steps rises by one; where the step is noted, at each run and not now. */
+static void count_step(tt_tensor *steps, bool noted) {
+    if (!noted)
+        tt_add_scalar_(steps, 1); /* not after an error */
+    else if (tu_self()->pending == TUTTI_OK)
+        note_count(steps, steps);
+}
+
 bool tt_optimizer_step(tt_optimizer *optimizer) {
     if (!tu_optimizer_usable("optimizer_step", optimizer))
         return false;
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
+    bool noted = tu_noting_here() != NULL && !tu_is_capturing();
     tt_tensor **gradients = gradients_of(optimizer), *count = NULL;
     if (gradients != NULL && have_data(optimizer, gradients))
         count = tt_add_scalar(optimizer->steps, 1);
+    if (count != NULL && noted)
+        note_count(optimizer->steps, count);
     if (count != NULL) {
         step_members(optimizer, gradients, count);
-        tt_add_scalar_(optimizer->steps, 1); /* not after an error */
+        count_step(optimizer->steps, noted);
     }
     tt_grad_mode(recording);
     tu_scope_leave(&scope);

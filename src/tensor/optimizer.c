@@ -4,10 +4,11 @@
  * functions are in nn/.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "tensor/kernel/elementary.h"
 #include "tensor/kernel/kernels.h"
-#include "tensor/on_device.h"
+#include "tensor/noting.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/stage.h"
@@ -42,6 +43,38 @@ tutti_status tu_step_shape(tu_call *call) {
     for (int i = first_number(call); i < call->input_count && status == TUTTI_OK; i++)
         status = check_number(call, i);
     return status;
+}
+
+/* ---- numbers of a step ---- */
+
+/* Two powers cost more than the step of a small parameter, and are those of the parameter before. */
+static tu_step_correction correction_of(tu_step_correction *known, double beta1, double beta2, double count) {
+    if (known == NULL || known->count != count || known->beta1 != beta1 || known->beta2 != beta2 || !(count > 0)) {
+        tu_step_correction made = { beta1, beta2, count, 1 - tu_pow_f64(beta1, count),
+                                    1 / tu_sqrt_f64(1 - tu_pow_f64(beta2, count)) };
+        if (known == NULL)
+            return made;
+        *known = made;
+    }
+    return *known;
+}
+
+/* Works rate, decay and correction out from the tensors of the step's numbers. */
+static tutti_status number_step(tu_batched_step *each, tu_step_correction *known) {
+    double rate = 0, count = 0;
+    tutti_status status = each->count != NULL ? tu_read_number(each->count, &count) : TUTTI_OK;
+    if (status == TUTTI_OK)
+        status = tu_read_number(each->rate, &rate);
+    if (status != TUTTI_OK || !each->adamw) {
+        each->step.rate = rate;
+        each->step.decay = each->weight_decay;
+        return status;
+    }
+    tu_step_correction correction = correction_of(known, each->step.beta1, each->step.beta2, count);
+    each->step.rate = rate / correction.rate;
+    each->step.decay = 1 - rate * each->weight_decay;
+    each->step.correct = correction.root;
+    return TUTTI_OK;
 }
 
 /* ---- batches ---- */
@@ -79,15 +112,9 @@ static void run_batch(void *context, int64_t begin, int64_t end) {
     }
 }
 
-/* Steps on a device, all in one launch: their list goes there first. */
-static tutti_status run_on_device(tu_device *device, const tu_batched_step *steps, size_t count, int64_t elements) {
+/* Fills a list of steps for a device, and returns how many chunks they have. */
+static int64_t list_steps(const tu_batched_step *steps, size_t count, int64_t elements, tu_launch_step *list) {
     int64_t chunks = 0;
-    size_t bytes = count * sizeof(tu_launch_step);
-    tu_launch_step *list = tu_block_alloc(tu_self(), bytes);
-    tu_device_block there = { 0 };
-    void *stream = tu_device_stream(device);
-    if (list == NULL)
-        return tu_error_memory("the list of an optimizer's steps", bytes);
     for (size_t i = 0; i < count; i++) {
         const tu_step *step = &steps[i].step;
         int64_t own = (i + 1 < count ? steps[i + 1].first : elements) - steps[i].first;
@@ -108,13 +135,82 @@ static tutti_status run_on_device(tu_device *device, const tu_batched_step *step
                                     .dtype = (int32_t)steps[i].dtype };
         chunks += (own + TU_STEP_CHUNK - 1) / TU_STEP_CHUNK;
     }
+    return chunks;
+}
+
+static tutti_status launch_steps(tu_device *device, uint64_t list, size_t count, int64_t chunks) {
+    tu_launch_steps flat = { list, (int64_t)count, chunks };
+    return tu_device_launch_blocks(device, "kernel_steps", chunks, TU_DEVICE_THREADS, &flat);
+}
+
+/* A list whose numbers are worked out anew at each run of a noted step. */
+typedef struct noted_steps {
+    tu_noted_act act; /* first */
+    tu_launch_step *list;
+    size_t count;
+    tu_batched_step steps[]; /* rate and count are held */
+} noted_steps;
+
+static tutti_status number_steps(tu_noted_act *act) {
+    noted_steps *noted = (noted_steps *)act;
+    tu_step_correction known = { .count = 0 };
+    tutti_status status = TUTTI_OK;
+    for (size_t i = 0; i < noted->count && status == TUTTI_OK; i++) {
+        tu_batched_step *each = &noted->steps[i];
+        status = number_step(each, &known);
+        noted->list[i].rate = each->step.rate;
+        noted->list[i].decay = each->step.decay;
+        noted->list[i].correct = each->step.correct;
+    }
+    return status;
+}
+
+static void end_steps(tu_noted_act *act) {
+    noted_steps *noted = (noted_steps *)act;
+    for (size_t i = 0; i < noted->count; i++) {
+        tu_tensor_drop(noted->steps[i].rate);
+        tu_tensor_drop(noted->steps[i].count);
+    }
+    free(noted);
+}
+
+static tutti_status note_steps(tu_device *device, const tu_batched_step *steps, size_t count, int64_t elements) {
+    uint64_t there = 0;
+    noted_steps *made = malloc(sizeof *made + count * sizeof *steps);
+    if (made == NULL)
+        return tu_error_memory("the steps of a replay", count * sizeof *steps);
+    *made = (noted_steps){ .act = { .run = number_steps, .end = end_steps }, .count = count };
+    made->list = tu_noted_room(tu_noting(device), count * sizeof *made->list, &there);
+    if (made->list == NULL) {
+        free(made);
+        return TUTTI_ERROR_MEMORY;
+    }
+    memcpy(made->steps, steps, count * sizeof *steps);
+    for (size_t i = 0; i < count; i++) {
+        tu_tensor_hold(made->steps[i].rate);
+        tu_tensor_hold(made->steps[i].count);
+    }
+    int64_t chunks = list_steps(steps, count, elements, made->list);
+    tu_noted_add(tu_noting(device), &made->act);
+    return launch_steps(device, there, count, chunks);
+}
+
+/* Steps on a device, all in one launch: their list goes there first. */
+static tutti_status run_on_device(tu_device *device, const tu_batched_step *steps, size_t count, int64_t elements) {
+    size_t bytes = count * sizeof(tu_launch_step);
+    tu_device_block there = { 0 };
+    void *stream = tu_device_stream(device);
+    if (tu_noting(device) != NULL)
+        return note_steps(device, steps, count, elements);
+    tu_launch_step *list = tu_block_alloc(tu_self(), bytes);
+    if (list == NULL)
+        return tu_error_memory("the list of an optimizer's steps", bytes);
+    int64_t chunks = list_steps(steps, count, elements, list);
     tutti_status status = device->table->allocate(device->state, device->index, stream, bytes, &there);
     if (status == TUTTI_OK)
         status = device->table->copy(device->state, device->index, stream, there.data, list, bytes);
-    if (status == TUTTI_OK) {
-        tu_launch_steps flat = { tu_place_of(there.data), (int64_t)count, chunks };
-        status = tu_device_launch_blocks(device, "kernel_steps", chunks, TU_DEVICE_THREADS, &flat);
-    }
+    if (status == TUTTI_OK)
+        status = launch_steps(device, tu_place_of(there.data), count, chunks);
     if (there.handle != NULL)
         device->table->release(device->state, device->index, &there);
     tu_block_free(tu_self(), list, bytes);
@@ -261,7 +357,7 @@ static void run_one(void *context, int64_t begin, int64_t end) {
 /* ---- steps ---- */
 
 /* Runs a kernel on staged copies, and puts back those that it writes. All memory is there before the first write. */
-static tutti_status run_step(tu_call *call, tu_step step, tu_step_kernel *const *kernels) {
+static tutti_status run_step(tu_call *call, tu_batched_step each, tu_step_kernel *const *kernels) {
     tu_device *device = tu_on_device(call->inputs[0]) ? tu_device_of(call->inputs[0]) : NULL;
     tutti_dtype own = (tutti_dtype)call->inputs[0]->dtype;
     bool as_it_lies = device != NULL && (own == TUTTI_BF16 || own == TUTTI_F16); /* the device's kernel widens it */
@@ -279,13 +375,13 @@ static tutti_status run_step(tu_call *call, tu_step step, tu_step_kernel *const 
     }
     tutti_status status = ready ? TUTTI_OK : TUTTI_ERROR_MEMORY;
     if (ready) {
-        step.parameter = at[0];
-        step.gradient = at[1];
-        step.first = at[2];
-        step.second = at[3];
-        tu_batched_step each = { step,   device == NULL ? kernels[tu_float_index(dtype)] : NULL,
-                                 device, call->entry == &tu_operator_adamw_step,
-                                 dtype,  0 };
+        each.step.parameter = at[0];
+        each.step.gradient = at[1];
+        each.step.first = at[2];
+        each.step.second = at[3];
+        each.kernel = device == NULL ? kernels[tu_float_index(dtype)] : NULL;
+        each.device = device;
+        each.dtype = dtype;
         int64_t elements = call->inputs[0]->numel;
         tu_step_batch *batch = in_place && !tu_self()->anomaly ? tu_self()->steps : NULL;
         bool collected = batch != NULL && note_memory(batch, call) && add_to_batch(batch, &each, elements);
@@ -305,47 +401,27 @@ static tutti_status run_step(tu_call *call, tu_step step, tu_step_kernel *const 
 
 tutti_status tu_sgd_everywhere(tu_call *call) {
     const tu_sgd_step_attributes *own = call->attributes;
-    double rate = 0;
+    tu_batched_step each = { .step = { .momentum = own->momentum },
+                             .rate = call->inputs[3],
+                             .weight_decay = own->weight_decay };
     tutti_status status = keep_order(call);
     if (status == TUTTI_OK)
-        status = tu_read_number(call->inputs[3], &rate);
-    if (status != TUTTI_OK)
-        return status;
-    tu_step step = { .rate = rate, .momentum = own->momentum, .decay = own->weight_decay };
-    return run_step(call, step, tu_tensor_kernels_get()->sgd);
-}
-
-/* Two powers cost more than the step of a small parameter, and are those of the parameter before. */
-static tu_step_correction correction_of(double beta1, double beta2, double count) {
-    tu_step_batch *batch = tu_self()->steps;
-    if (batch != NULL && batch->correction.count == count && batch->correction.beta1 == beta1 &&
-        batch->correction.beta2 == beta2 && count > 0)
-        return batch->correction;
-    tu_step_correction made = { beta1, beta2, count, 1 - tu_pow_f64(beta1, count),
-                                1 / tu_sqrt_f64(1 - tu_pow_f64(beta2, count)) };
-    if (batch != NULL)
-        batch->correction = made;
-    return made;
+        status = number_step(&each, NULL);
+    return status == TUTTI_OK ? run_step(call, each, tu_tensor_kernels_get()->sgd) : status;
 }
 
 tutti_status tu_adamw_everywhere(tu_call *call) {
     const tu_adamw_step_attributes *own = call->attributes;
-    double count = 0, rate = 0;
+    tu_step_batch *batch = tu_self()->steps;
+    tu_batched_step each = { .step = { .beta1 = own->beta1, .beta2 = own->beta2, .epsilon = own->epsilon },
+                             .adamw = true,
+                             .count = call->inputs[4],
+                             .rate = call->inputs[5],
+                             .weight_decay = own->weight_decay };
     tutti_status status = keep_order(call);
     if (status == TUTTI_OK)
-        status = tu_read_number(call->inputs[4], &count);
-    if (status == TUTTI_OK)
-        status = tu_read_number(call->inputs[5], &rate);
-    if (status != TUTTI_OK)
-        return status;
-    tu_step_correction correction = correction_of(own->beta1, own->beta2, count);
-    tu_step step = { .rate = rate / correction.rate,
-                     .decay = 1 - rate * own->weight_decay,
-                     .beta1 = own->beta1,
-                     .beta2 = own->beta2,
-                     .epsilon = own->epsilon,
-                     .correct = correction.root };
-    return run_step(call, step, tu_tensor_kernels_get()->adamw);
+        status = number_step(&each, batch != NULL ? &batch->correction : NULL);
+    return status == TUTTI_OK ? run_step(call, each, tu_tensor_kernels_get()->adamw) : status;
 }
 
 static tt_tensor *made(tu_sampler *sampler, tu_sample_kind kind) {

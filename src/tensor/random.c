@@ -11,20 +11,90 @@
 #include "tensor/convert.h"
 #include "tensor/create.h"
 #include "tensor/kernel/kernels.h"
+#include "tensor/launch_random.h"
 #include "tensor/loop.h"
-#include "tensor/on_device.h"
+#include "tensor/noting.h"
 #include "tensor/operators.h"
 #include "tensor/parallel.h"
 #include "tensor/philox.h"
 #include "tensor/tape.h"
 
+/* ---- steps that are noted and run again ---- */
+
+/* A new seed, a draw's state, or the words of a draw's kernel, at each run. */
+typedef struct noted_draw {
+    tu_noted_act act; /* first */
+    int64_t seed, rank;
+    tt_tensor *state; /* held; NULL: of a seed */
+    uint64_t blocks;  /* by which the generator moves on */
+    void *words;      /* where the state of a kernel goes */
+} noted_draw;
+
+static void end_draw(tu_noted_act *act) {
+    tu_tensor_drop(((noted_draw *)act)->state);
+    free(act);
+}
+
+/* Nothing where the thread notes no step. */
+static tutti_status note_draw(tutti_status (*run)(tu_noted_act *act), noted_draw draw) {
+    noted_draw *made = malloc(sizeof *made);
+    if (made == NULL)
+        return tu_error_memory("a draw of a replay", sizeof *made);
+    *made = draw;
+    made->act = (tu_noted_act){ .run = run, .end = end_draw };
+    tu_tensor_hold(made->state);
+    tu_noted_add(tu_noting_here(), &made->act);
+    return TUTTI_OK;
+}
+
+static void seed_with(int64_t seed, int64_t rank) {
+    tu_thread *self = tu_self();
+    self->seed = (uint64_t)seed;
+    self->seed_rank = (uint32_t)rank;
+    self->counter = 0;
+}
+
+static tutti_status seed_again(tu_noted_act *act) {
+    const noted_draw *draw = (const noted_draw *)act;
+    seed_with(draw->seed, draw->rank);
+    return TUTTI_OK;
+}
+
+static void take_state(int64_t *at, uint64_t blocks) {
+    tu_thread *self = tu_self();
+    at[0] = (int64_t)self->seed;
+    at[1] = (int64_t)self->counter;
+    at[2] = self->seed_rank;
+    self->counter += blocks;
+}
+
+static tutti_status take_state_again(tu_noted_act *act) {
+    const noted_draw *draw = (const noted_draw *)act;
+    take_state(tu_pointer(draw->state), draw->blocks);
+    return TUTTI_OK;
+}
+
+static tutti_status bring_words(tu_noted_act *act) {
+    const noted_draw *draw = (const noted_draw *)act;
+    memcpy(draw->words, tu_pointer(draw->state), 3 * sizeof(int64_t));
+    return TUTTI_OK;
+}
+
+/* Where the step is noted, the kernel finds the state in memory. */
+static tutti_status find_state(tu_device *device, tt_tensor *state, tu_launch_drawn *flat) {
+    tu_noted *noted = tu_noting(device);
+    if (noted == NULL)
+        return TUTTI_OK;
+    noted_draw draw = { .state = state, .words = tu_noted_room(noted, 3 * sizeof(int64_t), &flat->state) };
+    return draw.words != NULL ? note_draw(bring_words, draw) : TUTTI_ERROR_MEMORY;
+}
+
 tutti_status tu_seed_cpu(tu_call *call) {
     const tu_seed_attributes *attributes = call->attributes;
-    tu_thread *self = tu_self();
-    self->seed = (uint64_t)attributes->seed;
-    self->seed_rank = (uint32_t)attributes->rank;
-    self->counter = 0;
-    return TUTTI_OK;
+    seed_with(attributes->seed, attributes->rank);
+    if (tu_noting_here() == NULL)
+        return TUTTI_OK;
+    return note_draw(seed_again, (noted_draw){ .seed = attributes->seed, .rank = attributes->rank });
 }
 
 void tt_seed(uint64_t seed, int rank) {
@@ -43,14 +113,12 @@ tutti_status tu_random_state_shape(tu_call *call) {
 
 tutti_status tu_random_state_cpu(tu_call *call) {
     const tu_random_state_attributes *attributes = call->attributes;
-    tu_thread *self = tu_self();
-    int64_t *at = tu_pointer(call->outputs[0]);
-    at[0] = (int64_t)self->seed;
-    at[1] = (int64_t)self->counter;
-    at[2] = self->seed_rank;
     uint64_t group = (uint64_t)attributes->group, count = ((uint64_t)attributes->count + group - 1) / group * group;
-    self->counter += (count + 3) / 4 * 2; /* two blocks for four elements: f64 needs 64 bits each */
-    return TUTTI_OK;
+    uint64_t blocks = (count + 3) / 4 * 2; /* two for four elements: f64 needs 64 bits each */
+    take_state(tu_pointer(call->outputs[0]), blocks);
+    if (tu_noting_here() == NULL)
+        return TUTTI_OK;
+    return note_draw(take_state_again, (noted_draw){ .state = call->outputs[0], .blocks = blocks });
 }
 
 tt_tensor *tu_sample_state(void) {
@@ -176,7 +244,7 @@ static void normal(tu_random state, int64_t first, int64_t count, double *out) {
 /* ---- filling a tensor ---- */
 
 typedef struct fill {
-    tt_tensor *x;
+    tt_tensor *x, *from; /* the state, as a tensor */
     tu_random state;
     tu_distribution kind;
     double first, second;
@@ -207,20 +275,22 @@ static void fill_range(void *context, int64_t begin, int64_t end) {
 
 static tutti_status fill_on_device(const fill *draw) {
     const tt_tensor *x = draw->x;
-    tu_launch_random flat = { .to = tu_place_of(tu_pointer(x)),
-                              .total = x->numel,
-                              .seed = draw->state.seed,
-                              .counter = draw->state.counter,
-                              .first = draw->first,
-                              .second = draw->second,
-                              .rank = draw->state.rank,
-                              .dtype = x->dtype,
-                              .distribution = (int32_t)draw->kind };
+    tu_launch_drawn flat = { .draw = { .to = tu_place_of(tu_pointer(x)),
+                                       .total = x->numel,
+                                       .seed = draw->state.seed,
+                                       .counter = draw->state.counter,
+                                       .first = draw->first,
+                                       .second = draw->second,
+                                       .rank = draw->state.rank,
+                                       .dtype = x->dtype,
+                                       .distribution = (int32_t)draw->kind } };
+    tutti_status status = find_state(tu_device_of(x), draw->from, &flat);
+    if (status != TUTTI_OK)
+        return status;
     return tu_device_launch(tu_device_of(x), "kernel_random", (x->numel + 1) / 2, TU_DEVICE_THREADS, &flat);
 }
 
-static tutti_status fill_random(tu_call *call, const tt_tensor *state, tu_distribution kind, double first,
-                                double second) {
+static tutti_status fill_random(tu_call *call, tt_tensor *state, tu_distribution kind, double first, double second) {
     tt_tensor *x = call->outputs[0], *dense = x;
     if (!(x->flags & TU_CONTIGUOUS)) {
         tu_shape shape = tu_shape_of(x);
@@ -230,7 +300,7 @@ static tutti_status fill_random(tu_call *call, const tt_tensor *state, tu_distri
         if ((dense = tu_tensor_new(&shape)) == NULL)
             return TUTTI_ERROR_MEMORY;
     }
-    fill draw = { dense, read_state(state), kind, first, second };
+    fill draw = { dense, state, read_state(state), kind, first, second };
     tutti_status status = TUTTI_OK;
     if (tu_on_device(x))
         status = fill_on_device(&draw);
@@ -405,15 +475,18 @@ tutti_status tu_dropout_everywhere(tu_call *call) {
         x = out;
     }
     if (tu_on_device(x)) {
-        tu_launch_random flat = { .from = tu_place_of(tu_pointer(x)),
-                                  .to = tu_place_of(tu_pointer(out)),
-                                  .total = out->numel,
-                                  .seed = state.seed,
-                                  .counter = state.counter,
-                                  .first = 1 / (1 - attributes->share),
-                                  .rank = state.rank,
-                                  .limit = (uint32_t)(attributes->share * 0x1p32),
-                                  .dtype = out->dtype };
+        tu_launch_drawn flat = { .draw = { .from = tu_place_of(tu_pointer(x)),
+                                           .to = tu_place_of(tu_pointer(out)),
+                                           .total = out->numel,
+                                           .seed = state.seed,
+                                           .counter = state.counter,
+                                           .first = 1 / (1 - attributes->share),
+                                           .rank = state.rank,
+                                           .limit = (uint32_t)(attributes->share * 0x1p32),
+                                           .dtype = out->dtype } };
+        tutti_status status = find_state(tu_device_of(x), call->inputs[1], &flat);
+        if (status != TUTTI_OK)
+            return status;
         return tu_device_launch(tu_device_of(x), out->dtype == TUTTI_F64 ? "kernel_dropout_f64" : "kernel_dropout_f32",
                                 (out->numel + 63) / 64 * 16, TU_DEVICE_THREADS, &flat);
     }

@@ -21,7 +21,9 @@ typedef struct tu_batched_step {
     struct tu_device *device; /* NULL: the CPU */
     bool adamw;
     tutti_dtype dtype;
-    int64_t first; /* number of its first element among all */
+    int64_t first;           /* number of its first element among all */
+    tt_tensor *rate, *count; /* the numbers that `step` was made with, lent; count NULL: it takes none */
+    double weight_decay;
 } tu_batched_step;
 
 /* Addresses [begin, end). */

@@ -9,7 +9,7 @@
 
 #include "base/result.h"
 #include "tensor/loop.h"
-#include "tensor/on_device.h"
+#include "tensor/noting.h"
 #include "tensor/operators.h"
 
 /* The device of a call, which is not the CPU; else NULL with the pending error set. */
@@ -165,12 +165,19 @@ void tt_event_release(tt_event *event) {
 struct tt_replay {
     const tu_device *device;
     void *graph;
+    tu_noted *noted; /* what the host does before each run */
 };
 
 bool tt_replay_begin(tutti_device number) {
     const tu_device *device = device_for("replay_begin", number);
-    return device != NULL && tu_pending_take(device->table->capture_begin(device->state, device->index,
-                                                                          tu_device_stream(device))) == TUTTI_OK;
+    tu_noted *noted = NULL;
+    if (device == NULL || tu_pending_take(device->table->capture_begin(device->state, device->index,
+                                                                       tu_device_stream(device))) != TUTTI_OK)
+        return false;
+    tutti_status status = tu_noted_begin(device, &noted);
+    if (status != TUTTI_OK)
+        device->table->capture_end(device->state, device->index, tu_device_stream(device), NULL);
+    return tu_pending_take(status) == TUTTI_OK;
 }
 
 /* Also with an error pending: the stream must not stay captured. */
@@ -178,16 +185,20 @@ tt_replay *tt_replay_end(tutti_device number) {
     tu_device *device = NULL;
     if (tutti_device_kind(number) != TUTTI_CUDA || tu_device_get(number, &device) != TUTTI_OK)
         return device_for("replay_end", number), NULL;
+    tu_noted *noted = tu_noting(device);
     tt_replay *made = malloc(sizeof *made);
     if (made == NULL)
         tu_pending_take(tu_error_memory("a replay", sizeof *made));
     bool good = made != NULL && tu_self()->pending == TUTTI_OK;
     if (made != NULL)
-        *made = (tt_replay){ .device = device };
+        *made = (tt_replay){ .device = device, .noted = noted };
+    if (noted != NULL)
+        tu_noted_close(noted);
     tutti_status status =
         device->table->capture_end(device->state, device->index, tu_device_stream(device), good ? &made->graph : NULL);
     if (good && tu_pending_take(status) == TUTTI_OK)
         return made;
+    tu_noted_end(noted);
     free(made);
     return NULL;
 }
@@ -200,52 +211,22 @@ bool tt_replay_run(tt_replay *replay) {
         return false;
     }
     const tu_device *device = replay->device;
-    return tu_pending_take(device->table->graph_run(device->state, device->index, tu_device_stream(device),
-                                                    replay->graph)) == TUTTI_OK;
+    void *stream = tu_device_stream(device);
+    tutti_status status = tu_noted_run(replay->noted, stream);
+    if (status == TUTTI_OK)
+        status = device->table->graph_run(device->state, device->index, stream, replay->graph);
+    return tu_pending_take(status) == TUTTI_OK;
 }
 
 void tt_replay_release(tt_replay *replay) {
     if (replay == NULL)
         return;
     replay->device->table->graph_end(replay->device->state, replay->device->index, replay->graph);
+    tu_noted_end(replay->noted);
     free(replay);
 }
 
 /* ---- memory ---- */
-
-typedef struct pinned {
-    const tu_device *device;
-    void *data;
-} pinned;
-
-static void unpin(void *owner) {
-    pinned *memory = owner;
-    memory->device->table->unpin(memory->device->state, memory->data);
-    free(memory);
-}
-
-tt_tensor *tt_empty_pinned(tt_dims shape, tutti_dtype dtype) {
-    const tu_device *device = device_for("empty_pinned", TUTTI_CUDA);
-    tu_shape described = { 0 };
-    if (device == NULL ||
-        tu_pending_take(tu_shape_from("empty_pinned", shape, dtype, TUTTI_CPU, &described)) != TUTTI_OK)
-        return NULL;
-    pinned *memory = malloc(sizeof *memory);
-    if (memory == NULL) {
-        tu_pending_take(tu_error_memory("pinned memory", sizeof *memory));
-        return NULL;
-    }
-    *memory = (pinned){ .device = device };
-    size_t bytes = (size_t)tu_shape_numel(&described) * tu_dtype_bytes[dtype];
-    if (tu_pending_take(device->table->pin(device->state, bytes, &memory->data)) != TUTTI_OK) {
-        free(memory);
-        return NULL;
-    }
-    tt_tensor *x = tt_wrap(memory->data, shape, dtype, unpin, memory);
-    if (x == NULL)
-        unpin(memory);
-    return x;
-}
 
 tutti_status tt_device_memory_get(tutti_device number, tt_device_memory *memory) {
     tu_device *device;

@@ -226,11 +226,12 @@ void tu_gpu_graph_end(void *state, int index, void *which) {
 
 /* ---- copies ---- */
 
+/* Of the host, and not pinned: what pinned memory holds is read when the graph runs. */
 static bool is_of_host(const tu_gpus *gpus, const void *from) {
     int type = 0, attribute = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
     void *values[1] = { &type };
     return gpus->driver.cuPointerGetAttributes(1, &attribute, values, (CUdeviceptr)(uintptr_t)from) != CUDA_SUCCESS ||
-           type != CU_MEMORYTYPE_DEVICE;
+           type == 0;
 }
 
 const void *tu_gpu_keep_bytes(tu_gpus *gpus, tu_gpu_graph *graph, const void *from, size_t bytes) {

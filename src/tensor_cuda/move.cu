@@ -6,6 +6,7 @@
 
 #include "tensor/device.h"
 #include "tensor/kernel/elementary.h"
+#include "tensor/launch_random.h"
 #include "tensor/philox.h"
 
 /* ---- copies: operand 1 into operand 0 ---- */
@@ -89,41 +90,67 @@ KERNEL(triangle, tu_launch_triangle) {
 
 /* ---- random numbers: random.c has the same ---- */
 
-KERNEL(random, tu_launch_random) {
-    EACH_ELEMENT(block, (args.total + 1) / 2) {
-        tu_words words = tu_philox(args.seed, args.rank, args.counter + (uint64_t)block);
+/* The generator's state: given with the launch, or found in memory, where it changes from run to run of a graph. */
+struct drawn {
+    uint64_t seed, counter;
+    uint32_t rank;
+};
+HERE drawn state_of(const tu_launch_drawn &args) {
+    if (args.state == 0)
+        return { args.draw.seed, args.draw.counter, args.draw.rank };
+    const uint64_t *words = (const uint64_t *)(uintptr_t)args.state;
+    return { words[0], words[1], (uint32_t)words[2] };
+}
+
+KERNEL(random, tu_launch_drawn) {
+    drawn state = state_of(args);
+    EACH_ELEMENT(block, (args.draw.total + 1) / 2) {
+        tu_words words = tu_philox(state.seed, state.rank, state.counter + (uint64_t)block);
         double pair[2] = { tu_unit(&words, 0), tu_unit(&words, 1) };
-        if (args.distribution == TU_NORMAL) {
+        if (args.draw.distribution == TU_NORMAL) {
             double radius = tu_sqrt_f64(-2.0 * tu_log_f64(1.0 - pair[0])), angle = pair[1] * 0x1.921fb54442d18p+2;
             pair[0] = radius * tu_cos_f64(angle);
             pair[1] = radius * tu_sin_f64(angle);
         }
-        for (int half = 0; half < 2 && 2 * block + half < args.total; half++)
-            store_as<double>(tu_distribute(pair[half], args.distribution, args.first, args.second, args.dtype),
-                             (char *)(uintptr_t)args.to + (2 * block + half) * bytes_of(args.dtype), args.dtype);
+        for (int half = 0; half < 2; half++)
+            pair[half] =
+                tu_distribute(pair[half], args.draw.distribution, args.draw.first, args.draw.second, args.draw.dtype);
+        if (args.draw.dtype == TUTTI_F32) { /* what is drawn most, without a call */
+            float *to = (float *)(uintptr_t)args.draw.to + 2 * block;
+            to[0] = (float)pair[0];
+            if (2 * block + 1 < args.draw.total)
+                to[1] = (float)pair[1];
+            continue;
+        }
+        for (int half = 0; half < 2 && 2 * block + half < args.draw.total; half++)
+            store_as<double>(pair[half],
+                             (char *)(uintptr_t)args.draw.to + (2 * block + half) * bytes_of(args.draw.dtype),
+                             args.draw.dtype);
     }
 }
 
 /* A thread has one block of words, and with it four elements, sixteen apart: random_body.h tells why. */
-template <class Type> HERE void drop(const tu_launch_random &args) {
-    int bytes = bytes_of(args.dtype);
-    EACH_ELEMENT(i, (args.total + 63) / 64 * 16) {
+template <class Type> HERE void drop(const tu_launch_drawn &args) {
+    int bytes = bytes_of(args.draw.dtype);
+    drawn state = state_of(args);
+    EACH_ELEMENT(i, (args.draw.total + 63) / 64 * 16) {
         int64_t group = i / 16, lane = i % 16;
-        tu_words words = tu_philox(args.seed, args.rank, args.counter + (uint64_t)i);
+        tu_words words = tu_philox(state.seed, state.rank, state.counter + (uint64_t)i);
         for (int k = 0; k < 4; k++) {
             int64_t at = group * 64 + k * 16 + lane;
-            if (at >= args.total)
+            if (at >= args.draw.total)
                 continue;
-            Type value = load_as<Type>((const char *)(uintptr_t)args.from + at * bytes, args.dtype) * (Type)args.first;
-            store_as<Type>(words.at[k] < args.limit ? (Type)0 : value, (char *)(uintptr_t)args.to + at * bytes,
-                           args.dtype);
+            Type value = load_as<Type>((const char *)(uintptr_t)args.draw.from + at * bytes, args.draw.dtype) *
+                         (Type)args.draw.first;
+            store_as<Type>(words.at[k] < args.draw.limit ? (Type)0 : value,
+                           (char *)(uintptr_t)args.draw.to + at * bytes, args.draw.dtype);
         }
     }
 }
-KERNEL(dropout_f32, tu_launch_random) {
+KERNEL(dropout_f32, tu_launch_drawn) {
     drop<float>(args);
 }
-KERNEL(dropout_f64, tu_launch_random) {
+KERNEL(dropout_f64, tu_launch_drawn) {
     drop<double>(args);
 }
 

@@ -5,6 +5,8 @@
 #include <dlfcn.h>
 
 #include <tutti/functional.h>
+#include <tutti/module.h>
+#include <tutti/optimizer.h>
 #include <tutti/symmetric.h>
 #include <tutti/tensors.h>
 
@@ -87,6 +89,142 @@ TEST(what_would_wait_inside_is_an_error_and_drops_what_was_noted) {
     CHECK(!tt_replay_run(NULL));
     expect_error(TUTTI_ERROR_ARGUMENT, "NULL");
     tt_replay_release(NULL);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), stream);
+}
+
+/* ---- numbers of the host that change from run to run ---- */
+
+static tt_tensor *draws(tt_tensor *x) {
+    tt_tensor *noise = tt_randn(tt_shape(33), TUTTI_F32, NULL),
+              *whole = tt_randint(0, 9, tt_shape(33), TUTTI_I64, NULL);
+    return tt_add(tt_dropout(tt_add(x, noise), 0.25), tt_to(whole, TUTTI_F32));
+}
+
+TEST(a_replay_draws_the_numbers_that_calls_would) {
+    tt_scope scope = tt_scope_open();
+    void *stream = own_stream();
+    tt_tensor *x = tt_ones(tt_shape(33), TUTTI_F32, NULL), *expected[4], *behind;
+    tt_seed(5, 1);
+    for (int i = 0; i < 4; i++)
+        expected[i] = draws(x);
+    behind = tt_rand(tt_shape(7), TUTTI_F32, NULL);
+    tt_seed(5, 1);
+    CHECK(tt_equal(draws(x), expected[0])); /* one call as it is */
+    CHECK(tt_synchronize(test_device()) && tt_replay_begin(test_device()));
+    tt_tensor *y = draws(x);
+    tt_replay *replay = tt_replay_end(test_device());
+    CHECK(replay != NULL);
+    for (int i = 1; i < 4; i++)
+        CHECK(tt_replay_run(replay) && tt_equal(y, expected[i]));
+    CHECK(
+        tt_equal(tt_rand(tt_shape(7), TUTTI_F32, NULL), behind)); /* the generator is where calls would have left it */
+    tt_replay_release(replay);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), stream);
+}
+
+TEST(a_step_that_seeds_draws_the_same_numbers_at_each_run) {
+    tt_scope scope = tt_scope_open();
+    void *stream = own_stream();
+    tt_tensor *x = tt_ones(tt_shape(33), TUTTI_F32, NULL);
+    tt_seed(3, 0);
+    tt_tensor *expected = draws(x), *behind = draws(x);
+    CHECK(tt_synchronize(test_device()) && tt_replay_begin(test_device()));
+    tt_seed(3, 0);
+    tt_tensor *y = draws(x);
+    tt_replay *replay = tt_replay_end(test_device());
+    for (int i = 0; i < 3; i++) {
+        tt_seed(77, 0);
+        CHECK(tt_replay_run(replay) && tt_equal(y, expected) && tt_equal(draws(x), behind));
+    }
+    tt_replay_release(replay);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), stream);
+}
+
+/* A layer with its optimizer, and one step of it. */
+typedef struct trained {
+    tt_module *module;
+    tt_optimizer *optimizer;
+} trained;
+
+static trained new_trained(bool adamw) {
+    tt_seed(9, 0);
+    tt_module *module = tt_linear_module(6, 4, true, TUTTI_F32);
+    return (trained){ module,
+                      adamw ? tt_adamw_optimizer(module, TUTTI_OPTIONS(tt_adamw, .learning_rate = 0.05))
+                            : tt_sgd_optimizer(module, TUTTI_OPTIONS(tt_sgd, .learning_rate = 0.05, .momentum = 0.9)) };
+}
+
+static tt_tensor *train_once(trained one, tt_tensor *x) {
+    tt_tensor *loss = tt_sum(tt_square(tt_dropout(tt_module_call(one.module, x), 0.25)));
+    tt_backward(loss, NULL);
+    tt_clip_grad_norm(tt_tensors(tt_module_parameter(one.module, "weight"), tt_module_parameter(one.module, "bias")), 2,
+                      NULL);
+    tt_optimizer_step(one.optimizer);
+    tt_optimizer_zero_grad(one.optimizer);
+    return tt_detach(loss);
+}
+
+static void compare_trained(bool adamw) {
+    tt_scope scope = tt_scope_open();
+    void *stream = own_stream();
+    tt_tensor *x = tt_ones(tt_shape(3, 6), TUTTI_F32, NULL), *losses[6];
+    trained called = new_trained(adamw), replayed = new_trained(adamw);
+    tt_seed(4, 0);
+    for (int i = 0; i < 6; i++) {
+        tt_fill_(tt_optimizer_learning_rate(called.optimizer, 0), 0.05 / (i + 1));
+        tt_fill_(x, i);
+        losses[i] = train_once(called, x);
+    }
+    tt_seed(4, 0);
+    tt_fill_(x, 0);
+    train_once(replayed, x); /* once as it is, with the first rate */
+    CHECK(tt_synchronize(test_device()) && tt_replay_begin(test_device()));
+    tt_tensor *loss = train_once(replayed, x);
+    tt_replay *replay = tt_replay_end(test_device());
+    CHECK_OK(tt_error_show());
+    CHECK(replay != NULL && tt_item(tt_optimizer_steps(replayed.optimizer)) == 1); /* nothing has run */
+    for (int i = 1; i < 6; i++) {
+        tt_fill_(tt_optimizer_learning_rate(replayed.optimizer, 0), 0.05 / (i + 1));
+        tt_fill_(x, i);
+        CHECK(tt_replay_run(replay) && tt_equal(loss, losses[i]));
+    }
+    CHECK(tt_item(tt_optimizer_steps(replayed.optimizer)) == 6);
+    static const char *const names[] = { "weight", "bias" };
+    for (int i = 0; i < 2; i++)
+        CHECK(tt_equal(tt_module_parameter(called.module, names[i]), tt_module_parameter(replayed.module, names[i])));
+    tt_replay_release(replay);
+    tt_optimizer_release(called.optimizer);
+    tt_optimizer_release(replayed.optimizer);
+    tt_module_release(called.module);
+    tt_module_release(replayed.module);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), stream);
+}
+
+TEST(a_replayed_step_of_adamw_counts_and_takes_the_rate_of_the_time) {
+    compare_trained(true);
+}
+
+TEST(a_replayed_step_with_momentum_takes_the_rate_of_the_time) {
+    compare_trained(false);
+}
+
+TEST(a_replay_with_numbers_of_the_host_is_no_part_of_another) {
+    tt_scope scope = tt_scope_open();
+    void *stream = own_stream();
+    tt_tensor *x = tt_ones(tt_shape(33), TUTTI_F32, NULL);
+    draws(x);
+    CHECK(tt_synchronize(test_device()) && tt_replay_begin(test_device()));
+    draws(x);
+    tt_replay *replay = tt_replay_end(test_device());
+    CHECK(replay != NULL && tt_replay_begin(test_device()));
+    CHECK(!tt_replay_run(replay) && tt_replay_end(test_device()) == NULL);
+    expect_error(TUTTI_ERROR_STATE, "part of another capture");
+    CHECK(tt_replay_run(replay));
+    tt_replay_release(replay);
     CHECK_OK(tt_scope_close(&scope));
     tt_stream_release(test_device(), stream);
 }

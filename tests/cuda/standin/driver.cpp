@@ -229,12 +229,17 @@ static CUresult free_memory(CUdeviceptr address) {
     free((void *)(uintptr_t)address);
     return CUDA_SUCCESS;
 }
+static std::map<CUdeviceptr, size_t> pinned; /* under the lock */
 static CUresult allocate_host(void **data, size_t bytes, unsigned) {
+    std::lock_guard<std::mutex> held(lock);
     *data = aligned_alloc(512, (bytes + 511) / 512 * 512);
+    pinned[(CUdeviceptr)(uintptr_t)*data] = bytes;
     objects++;
     return *data != nullptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 static CUresult free_host(void *data) {
+    std::lock_guard<std::mutex> held(lock);
+    pinned.erase((CUdeviceptr)(uintptr_t)data);
     free(data);
     objects--;
     return CUDA_SUCCESS;
@@ -364,8 +369,10 @@ static CUresult pointer_attributes(unsigned count, int *attributes, void **value
     bool known = lies_in<size_t>(allocated, address, [](const size_t &bytes) { return bytes; }) ||
                  lies_in<std::pair<size_t, int>>(mapped, address,
                                                  [](const std::pair<size_t, int> &place) { return place.first; });
+    bool of_host = lies_in<size_t>(pinned, address, [](const size_t &bytes) { return bytes; });
+    int type = known ? CU_MEMORYTYPE_DEVICE : of_host ? 1 : 0;
     for (unsigned i = 0; i < count; i++)
-        *(int *)values[i] = attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? (known ? CU_MEMORYTYPE_DEVICE : 0) : 0;
+        *(int *)values[i] = attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? type : 0;
     return CUDA_SUCCESS;
 }
 
@@ -474,11 +481,11 @@ static CUresult stream_id(CUstream stream, unsigned long long *id) {
     *id = (unsigned long long)(uintptr_t)stream;
     return CUDA_SUCCESS;
 }
-static CUresult of_stream(CUstream stream) {
-    return capture_of(stream) != nullptr ? 900 : CUDA_SUCCESS;
-}
 static CUresult query_stream(CUstream stream) {
-    return is_held() ? (CUresult)CUDA_ERROR_NOT_READY : of_stream(stream);
+    return is_held() ? (CUresult)CUDA_ERROR_NOT_READY : capture_of(stream) != nullptr ? 900 : CUDA_SUCCESS;
+}
+static CUresult of_stream(CUstream stream) {
+    return fails_in("cuStreamSynchronize") ? 999 : capture_of(stream) != nullptr ? 900 : CUDA_SUCCESS;
 }
 static CUresult capture_info(CUstream stream, int *status, unsigned long long *id, void **, const void **, size_t *) {
     auto into = capture_of(stream);
@@ -564,7 +571,7 @@ static CUresult query(CUevent event) {
     return ((event_state *)event)->into != nullptr ? 907 : ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 static CUresult of_event(CUevent) {
-    return CUDA_SUCCESS;
+    return fails_in("cuEventSynchronize") ? 999 : CUDA_SUCCESS;
 }
 static CUresult end_event(CUevent event) {
     delete (event_state *)event;
