@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -124,12 +125,29 @@ static bool own_done(const agent *this) {
     return this->state == NULL || atomic_load_explicit(&this->state->done, memory_order_acquire) != 0;
 }
 
+/* ---- signals ---- */
+
+static void note_signal(agent *this, int number) {
+    if (!run_ends(number))
+        return;
+    if (this->outside == number)
+        this->outside_twice = true;
+    else if (this->outside == 0)
+        this->outside = number;
+}
+
+bool agent_ended_from_outside(const agent *this, int wait_status) {
+    return this->outside != 0 && WIFSIGNALED(wait_status) &&
+           (WTERMSIG(wait_status) == this->outside || (this->outside_twice && WTERMSIG(wait_status) == SIGKILL));
+}
+
 /* ---- the end of ranks ---- */
 
 static void note_end(agent *this, const tu_frame *frame) {
     char text[384];
     tu_news_rank_ended(this->news, frame->rank, frame->pid, frame->status);
-    if (frame->status == 0 || !this->options.survive || !this->first_known)
+    if (frame->status == 0 || !this->options.survive || !this->first_known ||
+        agent_ended_from_outside(this, frame->status))
         return;
     tu_news_text(this->news, frame->rank, text, sizeof text);
     say(this, frame->rank, "tutti run: %s\n", text);
@@ -167,8 +185,13 @@ static int exit_code(int wait_status) {
 
 static void decide_by_rank(agent *this, const tu_frame *failed) {
     char text[384];
-    tu_news_text(this->news, failed->rank, text, sizeof text);
     this->candidate.kind = (tu_frame_kind)0;
+    if (agent_ended_from_outside(this, failed->status)) {
+        snprintf(text, sizeof text, "stopped by SIG%s from outside", sigabbrev_np(this->outside));
+        decide(this, -1, 0, 128 + this->outside, text);
+        return;
+    }
+    tu_news_text(this->news, failed->rank, text, sizeof text);
     decide(this, failed->rank, failed->pid, exit_code(failed->status), text);
 }
 
@@ -319,6 +342,7 @@ static bool hear(agent *this, agent_peer *from, const tu_frame *frame) {
     case TU_FRAME_SIGNAL:
         if (!run_forwards(frame->status))
             return false;
+        note_signal(this, frame->status);
         tell_guardian(this, frame->status);
         if (this->options.hub)
             tell(this, frame, from->node);
@@ -418,8 +442,10 @@ static void pass_signals(agent *this) {
     memcpy(signals, this->signals, sizeof signals);
     this->signal_count = 0;
     pthread_mutex_unlock(&this->lock);
-    for (int i = 0; i < count; i++)
+    for (int i = 0; i < count; i++) {
+        note_signal(this, signals[i]);
         tell(this, &(tu_frame){ .kind = TU_FRAME_SIGNAL, .status = signals[i] }, -2);
+    }
 }
 
 /* ---- time ---- */
@@ -530,10 +556,10 @@ static void wait_and_hear(agent *this) {
 static void *talk(void *argument) {
     agent *this = argument;
     while (!this->over && !atomic_load_explicit(&this->ending, memory_order_acquire)) {
+        pass_signals(this); /* before the ends that they bring about */
         look_at_ends(this);
         look_at_failure(this);
         look_at_end(this);
-        pass_signals(this);
         keep_time(this);
         look_at_job(this);
         for (int i = 0; i < this->peer_count; i++)

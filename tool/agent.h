@@ -68,6 +68,11 @@ int agent_events(const agent *agent);
 bool agent_next(agent *agent, char *line, size_t bytes, int *rank);
 /* Sends a signal to the ranks of all other hosts. */
 void agent_signal(agent *agent, int signal_number);
+/* Whether a rank that ended so was ended by a signal that somebody sent to a launcher, which passed it on: that is no
+ * failure of the rank's, and told once for all of them. */
+bool agent_ended_from_outside(const agent *agent, int wait_status);
+/* At the end of a job over hosts: how ranks ended that were not told of, one line for each way. */
+void run_tell_others_of_hosts(output *output, agent *agent, bool *told);
 /* The job is over everywhere, as far as this agent will learn; *status: what to exit with. */
 bool agent_finished(agent *agent, int *status);
 /* Waits for the end of the thread and frees all; NULL is allowed. */

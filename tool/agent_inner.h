@@ -59,6 +59,11 @@ struct agent {
     int64_t decide_at;
     bool hub_lost;
 
+    /* The first signal from outside that ends, at whichever launcher, and whether it came again; 0: none. Of the
+     * thread; the launcher looks when all is over. */
+    _Atomic int outside;
+    _Atomic bool outside_twice;
+
     _Atomic bool ending; /* by the launcher: leave */
     pthread_mutex_t lock;
     /* Under lock: */

@@ -129,8 +129,7 @@ int agent_port(const agent *this) {
 static int ending_signal(const agent *this) {
     struct signalfd_siginfo signal;
     while (this->options.signals >= 0 && read(this->options.signals, &signal, sizeof signal) == sizeof signal)
-        if (signal.ssi_signo == SIGINT || signal.ssi_signo == SIGTERM || signal.ssi_signo == SIGHUP ||
-            signal.ssi_signo == SIGQUIT)
+        if (run_ends((int)signal.ssi_signo))
             return (int)signal.ssi_signo;
     return 0;
 }

@@ -432,7 +432,7 @@ int run_on_hosts(const run_options *options) {
             kill_remotes(&this);
     }
     if (this.told != NULL && !options->quiet)
-        run_tell_others(this.output, agent_size(this.agent), this.told, run_status_of_news, agent_news(this.agent));
+        run_tell_others_of_hosts(this.output, this.agent, this.told);
     if (this.output != NULL)
         output_close(this.output);
     tutti_store_release(this.store);

@@ -198,6 +198,10 @@ bool run_forwards(int signal_number) {
     return false;
 }
 
+bool run_ends(int signal_number) {
+    return signal_number == SIGINT || signal_number == SIGTERM || signal_number == SIGHUP || signal_number == SIGQUIT;
+}
+
 int run_system_error(const char *what) {
     return tool_fail("run: %s: %s", what, strerror(errno));
 }

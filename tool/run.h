@@ -92,6 +92,8 @@ typedef struct run_plan {
 
 /* Whether a signal is one of those that are passed on. */
 bool run_forwards(int signal_number);
+/* Whether it asks a job to end. */
+bool run_ends(int signal_number);
 /* A port of this host that nobody uses now, for PyTorch. */
 int run_free_port(void);
 /* Starts agents on hosts by ssh or the like, and relays what they say: --hosts. */
@@ -140,10 +142,5 @@ void output_close(output *output);
 void run_block_signals(sigset_t *before, sigset_t *ours);
 /* Only the foreground may read from a terminal; in the background a read would stop us. */
 bool run_may_read_terminal(void);
-/* Tells how ranks ended that were not told of: one line for each way. A status of 0 is no end to tell of. */
-typedef int run_status_of(const void *argument, int rank);
-void run_tell_others(output *output, int size, bool *told, run_status_of *status_of, const void *argument);
-/* From a news page. */
-int run_status_of_news(const void *news, int rank);
 
 #endif

@@ -183,28 +183,11 @@ static void tell_news(run_launcher *launcher) {
         tell_stopping(launcher);
 }
 
-int run_status_of_news(const void *news, int rank) {
-    return tu_news_of(news, rank) == TU_NEWS_DEAD ? tu_news_wait_status(news, rank) : 0;
-}
+/* How a rank ended; 0 is no end to tell of. */
+typedef int status_of_rank_in(const void *argument, int rank);
 
-static int status_here(const void *argument, int rank) {
-    return status_of(argument, rank);
-}
-
-static void tell_others(run_launcher *launcher) {
-    if (launcher->agent != NULL)
-        run_tell_others(launcher->output, agent_size(launcher->agent), launcher->told, run_status_of_news,
-                        agent_news(launcher->agent));
-    for (int rank = 0; launcher->agent == NULL && rank < launcher->options.ranks; rank++)
-        if (ended_from_outside(launcher, rank)) {
-            launcher->told[rank] = true;
-            tell_outside(launcher); /* perhaps one that caught the signal was first, and only its exit was told */
-        }
-    if (launcher->agent == NULL)
-        run_tell_others(launcher->output, launcher->options.ranks, launcher->told, status_here, launcher);
-}
-
-void run_tell_others(output *output, int size, bool *told, run_status_of *status_of_rank, const void *argument) {
+/* Tells how ranks ended that were not told of: one line for each way. */
+static void tell_rest(output *output, int size, bool *told, status_of_rank_in *status_of_rank, const void *argument) {
     bool same[MAX_RANKS];
     for (int rank = 0; rank < size; rank++) {
         int status = status_of_rank(argument, rank);
@@ -224,6 +207,32 @@ void run_tell_others(output *output, int size, bool *told, run_status_of *status
         output_tell(output, "tutti run: then rank%s %s %s%s\n", count == 1 ? "" : "s", ranks, plural_was ? "were " : "",
                     plural_was ? text + 4 : text);
     }
+}
+
+static int status_of_news(const void *news, int rank) {
+    return tu_news_of(news, rank) == TU_NEWS_DEAD ? tu_news_wait_status(news, rank) : 0;
+}
+
+static int status_here(const void *argument, int rank) {
+    return status_of(argument, rank);
+}
+
+static void tell_others(run_launcher *launcher) {
+    if (launcher->agent != NULL)
+        run_tell_others_of_hosts(launcher->output, launcher->agent, launcher->told);
+    for (int rank = 0; launcher->agent == NULL && rank < launcher->options.ranks; rank++)
+        if (ended_from_outside(launcher, rank)) {
+            launcher->told[rank] = true;
+            tell_outside(launcher); /* perhaps one that caught the signal was first, and only its exit was told */
+        }
+    if (launcher->agent == NULL)
+        tell_rest(launcher->output, launcher->options.ranks, launcher->told, status_here, launcher);
+}
+
+void run_tell_others_of_hosts(output *output, agent *agent, bool *told) {
+    for (int rank = 0; rank < agent_size(agent); rank++)
+        told[rank] |= agent_ended_from_outside(agent, status_of_news(agent_news(agent), rank));
+    tell_rest(output, agent_size(agent), told, status_of_news, agent_news(agent));
 }
 
 /* ---- the loop ---- */
@@ -265,7 +274,7 @@ static void take_signals(run_launcher *launcher) {
         int number = (int)signal.ssi_signo;
         if (number == SIGCHLD)
             continue; /* the socket tells when the guardian is gone */
-        bool ends = number == SIGINT || number == SIGTERM || number == SIGHUP || number == SIGQUIT;
+        bool ends = run_ends(number);
         if (ends && launcher->ended_by == 0) {
             launcher->ended_by = number;
             launcher->from_terminal = signal.ssi_code == SI_KERNEL;
@@ -273,10 +282,11 @@ static void take_signals(run_launcher *launcher) {
             launcher->ended_twice = true;
         }
         launcher->ending |= ends;
-        (void)send(launcher->socket, &number, sizeof number, MSG_NOSIGNAL);
-        if (launcher->agent != NULL)
+        if (launcher->agent != NULL) /* first: then it knows why ranks end */
             agent_signal(launcher->agent, number);
-        else if (number == SIGTSTP) /* over several hosts a launcher that stands still would be given up */
+        (void)send(launcher->socket, &number, sizeof number, MSG_NOSIGNAL);
+        if (launcher->agent == NULL &&
+            number == SIGTSTP) /* over several hosts a launcher that stands still would be given up */
             raise(SIGSTOP);
     }
 }

@@ -178,20 +178,32 @@ tutti_status tu_check_task(tu_task *task, const tutti_call *call) {
     return status;
 }
 
-tutti_status tu_check_local(const tutti_group *group, const tu_task *task) {
+/* What does between hosts what this call does on one. */
+static const char *instead_of(const tu_task *task, bool device) {
+    if (device)
+        return "Memory of a GPU goes from host to host by the plug-ins tutti-nccl and tutti-nvshmem: open one of them "
+               "(tutti_backend_open) before the group is first used, or copy to memory of the CPU";
+    if (task->row->kind == TU_KIND_ROWS)
+        return "tutti_all_to_all of the counts and then tutti_all_to_all_v do the same there";
+    if (task->row->kind == TU_KIND_TILES)
+        return "tutti_peers_put and tutti_peers_get move parts of a block there";
+    if (task->custom != NULL)
+        return "Let each rank bring its part together first and call tutti_reduce_scatter";
+    return "Collectives without a forced algorithm do";
+}
+
+tutti_status tu_check_local(const tutti_group *group, const tu_task *task, bool device) {
     if (group->local || group->world->fake)
         return TUTTI_OK;
     for (int member = 0; member < group->size; member++) {
         if (group->job_ranks[member] >= 0)
             continue;
         tu_job *job = group->world->job;
-        return tu_error(
-            TUTTI_ERROR_UNSUPPORTED,
-            "%s on group %s, as it was called, runs within one host, and the group spans several: rank %d is on %s, "
-            "rank %d on %s. Collectives without a forced algorithm do; or split the group by host "
-            "(tutti_group_split)",
-            name_of(task), group->name, group->rank, tu_job_host(job, group->world->rank), member,
-            tu_job_host(job, group->ranks[member]));
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "%s on group %s, as it was called, runs within one host, and the group spans several: rank %d "
+                        "is on %s, rank %d on %s. %s; or split the group by host (tutti_group_split)",
+                        name_of(task), group->name, group->rank, tu_job_host(job, group->world->rank), member,
+                        tu_job_host(job, group->ranks[member]), instead_of(task, device));
     }
     return TUTTI_OK;
 }

@@ -11,7 +11,7 @@
 tutti_status tu_check_task(tu_task *task, const tutti_call *call);
 
 /* The members must share this host; else an error that names ranks and hosts. */
-tutti_status tu_check_local(const tutti_group *group, const tu_task *task);
+tutti_status tu_check_local(const tutti_group *group, const tu_task *task, bool device);
 
 /* Whether the arguments of an all-reduce are right and it is one of the usual kind; if so, *element is set. False says
  * nothing: tu_check_task does. */

@@ -59,7 +59,7 @@ static tutti_status choose_by_name(tu_task *task, const tu_executors *executors,
 }
 
 static tutti_status nobody_serves(const tu_task *task, const tu_executors *executors) {
-    tutti_status status = tu_check_local(task->group, task); /* the usual reason */
+    tutti_status status = tu_check_local(task->group, task, executors->kind >= TUTTI_CUDA); /* the usual reason */
     if (status != TUTTI_OK)
         return status;
     char names[128];

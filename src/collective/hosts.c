@@ -212,9 +212,12 @@ tutti_status tu_round_wait(tu_round *round) {
 
 /* ---- running ---- */
 
+/* Named operations have one algorithm each, on one host; between hosts they are the collectives that they are forms of:
+ * the same results. */
 static bool serves(const tutti_group *group, const tu_task *task) {
     tu_kind kind = task->row->kind;
-    return !group->local && task->custom == NULL && task->forced == TUTTI_ALGORITHM_AUTO &&
+    bool open = task->forced == TUTTI_ALGORITHM_AUTO || task->forced == task->row->fixed;
+    return !group->local && task->custom == NULL && open &&
            (kind == TU_KIND_BARRIER || kind == TU_KIND_REDUCTION || kind == TU_KIND_MOVE || kind == TU_KIND_MESSAGE);
 }
 

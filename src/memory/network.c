@@ -151,7 +151,7 @@ void tu_network_own(tu_network *network, int peer, tu_network_kind kind, uint64_
                     uint64_t offset, const tu_network_said *said, const void *data, size_t bytes) {
     tu_dispatch *dispatch = tu_network_own_begin(network, peer, bytes);
     if (dispatch == NULL && network->peers[peer].connected && !network->peers[peer].lost)
-        tu_network_lost(network, peer, "there was no memory for a message to it"); /* it may wait for this one */
+        tu_network_cut(network, peer, "there was no memory for a message to it"); /* it may wait for this one */
     if (dispatch == NULL)
         return;
     if (bytes > 0)
@@ -221,10 +221,10 @@ static bool orphaned(tu_network *network, const tu_network_header *header, const
     if (peer->orphaned <= TU_NETWORK_ORPHANS_MOST)
         kept = tu_network_keep(header, data, bytes, parcel);
     if (kept == NULL) {
-        tu_network_lost(network, header->from,
-                        peer->orphaned <= TU_NETWORK_ORPHANS_MOST
-                            ? "there was no memory for its messages"
-                            : "it sent more than 128 MiB to groups that this rank has not used yet");
+        tu_network_cut(network, header->from,
+                       peer->orphaned <= TU_NETWORK_ORPHANS_MOST
+                           ? "there was no memory for its messages"
+                           : "it sent more than 128 MiB to groups that this rank has not used yet");
         return false;
     }
     peer->orphaned += tu_network_orphan_cost(kept);
@@ -298,12 +298,29 @@ void tu_network_lost(void *owner, int rank, const char *why) {
     network->stirred = true;
 }
 
+void tu_network_cut(tu_network *network, int rank, const char *why) {
+    tu_network_lost(network, rank, why);
+    network->peers[rank].cut = network->cutting = true;
+}
+
+/* Not inside of progress: a connection is not closed by what it brings. */
+static void cut_off(tu_network *network) {
+    network->cutting = false;
+    for (int rank = 0; rank < network->world->size; rank++)
+        if (network->peers[rank].cut) {
+            network->peers[rank].cut = false;
+            network->part->disconnect(network->state, rank);
+        }
+}
+
 static const tu_network_events events = { .arrived = arrived, .sent = sent, .lost = tu_network_lost };
 
 void tu_network_drive(tu_network *network) {
     network->drives++;
     while (network->part->progress(network->state))
         network->stirred = true;
+    if (network->cutting)
+        cut_off(network);
     while (network->settling) {
         network->settling = false;
         for (tu_network_group *side = network->groups; side != NULL; side = side->next)

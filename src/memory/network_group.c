@@ -82,7 +82,7 @@ static bool keep(tu_network_group *side, const tu_network_header *header, const 
         last = &(*last)->next;
     *last = kept;
     if (kept == NULL)
-        tu_network_lost(side->network, header->from, "there was no memory for its messages");
+        tu_network_cut(side->network, header->from, "there was no memory for its messages");
     return kept != NULL;
 }
 

@@ -61,6 +61,7 @@ typedef struct tu_network_peer {
     size_t address_bytes;
     unsigned char *address;
     char why[160];
+    bool cut;                      /* this rank ends the connection, as soon as it is out of UCX */
     bool bade;                     /* it was told that this world closes */
     uint64_t answering;            /* bytes that it asked for and that have not left */
     uint64_t orphaned;             /* bytes that it has among the orphans */
@@ -87,6 +88,7 @@ struct tu_network {
     int sleepers, bell; /* threads that sleep on the descriptor and on this eventfd */
     bool stirred;       /* something came or left since the last look */
     bool settling;      /* a group has something to send on */
+    bool cutting;       /* a peer is to be cut off */
     bool ending, napping;
     uint64_t tokens; /* the last that was given to a get */
     pthread_t thread;
@@ -159,7 +161,9 @@ void tu_network_fence_arrived(tu_network *network, int rank, uint64_t puts); /* 
 void tu_network_fence_needless(tu_network *network, int rank); /* nobody is there any more for whom they could */
 /* Without the lock: see tutti_world.fence_hosts. */
 tutti_status tu_network_fence(tutti_group *group, const tu_operation_info *info);
-void tu_network_forget_group(tutti_group *group);                              /* see tutti_world.forget_hosts */
+void tu_network_forget_group(tutti_group *group); /* see tutti_world.forget_hosts */
+/* As tu_network_lost, by this rank's own decision: the other end is to learn of it. With the lock held. */
+void tu_network_cut(tu_network *network, int rank, const char *why);
 tu_way tu_network_way(tutti_world *world, int rank, int64_t since, bool make); /* see tutti_world.way_to_hosts */
 /* Letters: network_letter.c. Likewise. */
 tutti_status tu_network_letters_make(tu_network_group *side);

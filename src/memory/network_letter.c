@@ -101,7 +101,7 @@ bool tu_network_letter_arrived(tu_network_group *side, int member, const tu_netw
                                size_t bytes, void *parcel) {
     tu_network_kept *kept = tu_network_keep(header, data, bytes, parcel);
     if (kept == NULL) {
-        tu_network_lost(side->network, side->group->ranks[member], "there was no memory for its messages");
+        tu_network_cut(side->network, side->group->ranks[member], "there was no memory for its messages");
         return false;
     }
     tu_network_letter_keep(side, member, kept);

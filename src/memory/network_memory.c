@@ -39,7 +39,7 @@ static tu_dispatch *begin(tu_network_group *side, int member, size_t bytes) {
     tu_network_peer *peer = &side->network->peers[side->group->ranks[member]];
     tu_dispatch *dispatch = tu_network_own_begin(side->network, side->group->ranks[member], bytes);
     if (dispatch == NULL && peer->connected && !peer->lost) /* the two would be out of step */
-        tu_network_lost(side->network, side->group->ranks[member], "there was no memory for a message to it");
+        tu_network_cut(side->network, side->group->ranks[member], "there was no memory for a message to it");
     return dispatch;
 }
 
@@ -307,7 +307,7 @@ static void answer_get(tu_network_group *side, int member, const tu_network_head
                 lies_within(header->offset, header->total, 0, window->bytes);
     tu_network_peer *peer = &side->network->peers[side->group->ranks[member]];
     if (peer->answering > ANSWERS_MOST) { /* whoever reads the answers never has so many under way */
-        tu_network_lost(side->network, side->group->ranks[member], "it asked for more than 128 MiB and read nothing");
+        tu_network_cut(side->network, side->group->ranks[member], "it asked for more than 128 MiB and read nothing");
         return;
     }
     tu_dispatch *dispatch = begin(side, member, good ? (size_t)header->total : 0);

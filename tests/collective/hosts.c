@@ -474,23 +474,59 @@ TEST(without_the_plugin_the_error_names_it) {
     plugin_needed = true;
 }
 
-/* ---- what is not there yet ---- */
+/* ---- named operations on symmetric memory ---- */
+
+static void named(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    int size = tutti_group_size(group), rank = tutti_group_rank(group);
+    enum {
+        COUNT = 3000
+    };
+    tutti_memory *memory;
+    CHECK_OK(tutti_memory_alloc(world, COUNT * (size_t)size * sizeof(int64_t), NULL, &memory));
+    int64_t *data = tutti_memory_data(memory), out[COUNT];
+    int64_t sum = (int64_t)size * (size - 1) / 2;
+    for (int i = 0; i < COUNT * size; i++)
+        data[i] = rank + i;
+    CHECK_OK(tutti_one_shot_all_reduce(group, data, out, COUNT, TUTTI_I64, TUTTI_SUM, NULL));
+    CHECK_EQ(out[7], sum + 7 * size);
+    CHECK_OK(tutti_reduce_scatter_out(group, data, out, (size_t)size, COUNT, false, TUTTI_I64, TUTTI_SUM, NULL));
+    CHECK_EQ(out[3], sum + (int64_t)size * (rank * COUNT + 3));
+    int64_t mine[2] = { rank, -rank };
+    CHECK_OK(tutti_one_shot_all_reduce_copy(group, data, COUNT, mine, out, 2, TUTTI_I64, TUTTI_MIN, NULL));
+    CHECK(out[0] == 0 && out[1] == 1 - size);
+    for (int i = 0; i < COUNT; i++)
+        data[i] = rank;
+    CHECK_OK(tutti_two_shot_all_reduce(group, data, COUNT, TUTTI_I64, TUTTI_MAX, NULL));
+    CHECK_EQ(data[COUNT - 1], size - 1);
+    CHECK_OK(tutti_low_contention_all_gather(group, mine, data, 2, TUTTI_I64, NULL));
+    CHECK(data[2] == 1 && data[3] == -1);
+    tutti_memory_release(memory);
+}
+
+TEST(named_operations_on_symmetric_memory_run_between_hosts) {
+    on_hosts(two_and_two, 4, named);
+}
+
+/* ---- what is not there ---- */
 
 static void say_what_is_missing(tutti_world *world) {
     tutti_group *group = tutti_world_group(world);
-    int value = 0;
-    CHECK_STATUS(tutti_all_reduce(group, &value, &value, 1, TUTTI_I32, TUTTI_SUM,
+    int64_t value = 0, out[2];
+    CHECK_STATUS(tutti_all_reduce(group, &value, &value, 1, TUTTI_I64, TUTTI_SUM,
                                   TUTTI_OPTIONS(tutti_call, .algorithm = TUTTI_ALGORITHM_TWO_SHOT)),
                  TUTTI_ERROR_UNSUPPORTED);
-    int64_t splits[2] = { 0, 0 };
+    CHECK(strstr(tutti_error_message(), "without a forced algorithm") != NULL);
     tutti_memory *memory;
     CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &memory));
-    CHECK_STATUS(tutti_one_shot_all_reduce(group, tutti_memory_data(memory), splits, 1, TUTTI_I64, TUTTI_SUM, NULL),
-                 TUTTI_ERROR_UNSUPPORTED);
+    CHECK_STATUS(
+        tutti_reduce_scatter_out(group, tutti_memory_data(memory), out, 2, 2, true, TUTTI_I64, TUTTI_SUM, NULL),
+        TUTTI_ERROR_UNSUPPORTED);
+    CHECK(strstr(tutti_error_message(), "tutti_reduce_scatter") != NULL);
     tutti_memory_release(memory);
     CHECK_OK(tutti_barrier(group, NULL)); /* nothing of that ended the group */
 }
 
-TEST(what_does_not_work_between_hosts_says_so_and_ends_nothing) {
+TEST(what_does_not_work_between_hosts_says_what_does_and_ends_nothing) {
     on_hosts(one_each, 2, say_what_is_missing);
 }

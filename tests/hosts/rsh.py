@@ -97,8 +97,9 @@ def settings_go_along_and_the_secret_is_on_no_command_line(hosts, script, folder
     equal(len(secrets), 1)  # all ranks have the same
     assert secrets.pop() not in words
     job.send_signal(signal.SIGTERM)
-    job.communicate(timeout=LIMIT)
+    output, error = job.communicate(timeout=LIMIT)
     equal(job.returncode, 143)
+    contains(output + (error or ""), "tutti run: stopped by SIGTERM from outside")
 
 
 @over_hosts

@@ -194,8 +194,12 @@ def a_signal_reaches_the_ranks_of_all_hosts():
         for node in range(2):
             job = Job(hosts, [1, 2], [PLACES, "wait"])
             job.wait_for_text("all are here", 3)
-            job.launchers[node].send_signal(signal.SIGINT)
-            equal(job.end(), [130, 130])
+            number, name = ((signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM"))[node]
+            job.launchers[node].send_signal(number)
+            equal(job.end(), [128 + number, 128 + number])
+            for other in range(2):  # no death of ranks
+                told(job, other, f"tutti run: stopped by {name} from outside\n")
+                assert "was killed" not in job.text(other) and "were killed" not in job.text(other), job.text(other)
             hosts.nothing_left()
 
 

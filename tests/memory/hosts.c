@@ -681,12 +681,99 @@ static void too_many_letters(tutti_world *world) {
         send_letter(side->network, i, TU_LETTER_BYTES);
     int value, other = 1 - tutti_group_rank(group);
     CHECK_STATUS(tutti_recv(group, &value, 1, TUTTI_I32, other, 0, NULL), TUTTI_ERROR_DEAD);
-    CHECK(strstr(tutti_error_message(), "groups that this rank has not used") != NULL);
+    CHECK(other == 1 || strstr(tutti_error_message(), "groups that this rank has not used") != NULL);
+}
+
+/* A group that one member releases before it has used it. */
+static void letters_for_an_unused_group(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world), *other;
+    tu_network_group *side;
+    CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &other));
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_OK(tu_network_group_get(group, &side));
+    for (int i = 0; i < 10 && tutti_group_rank(group) == 0; i++)
+        send_letter(side->network, other->key, 1000);
+    CHECK_OK(tutti_barrier(group, NULL)); /* they have come */
+    pthread_mutex_lock(&side->network->lock);
+    CHECK_EQ(side->network->orphans != NULL, tutti_group_rank(group) == 1);
+    pthread_mutex_unlock(&side->network->lock);
+    CHECK_OK(tutti_group_destroy(other));
+    tutti_group_release(other);
+    pthread_mutex_lock(&side->network->lock);
+    CHECK(side->network->orphans == NULL);
+    CHECK_EQ(side->network->peers[1 - tutti_group_rank(group)].orphaned, 0);
+    pthread_mutex_unlock(&side->network->lock);
 }
 
 TEST(messages_for_unknown_groups_are_kept_up_to_a_limit_and_for_closed_ones_not) {
     on_hosts(one_each, 2, letters_for_a_closed_group);
+    on_hosts(one_each, 2, letters_for_an_unused_group);
     on_hosts(one_each, 2, too_many_letters);
+}
+
+/* ---- a member that asks and reads nothing ---- */
+
+static void too_many_gets(tutti_world *world) {
+    block mine = meet(world, 4096);
+    tu_network_group *side;
+    CHECK_OK(tu_network_group_get(mine.group, &side));
+    CHECK_OK(tutti_barrier(mine.group, NULL));
+    if (mine.rank == 0) { /* as if so much were on its way to rank 1 */
+        pthread_mutex_lock(&side->network->lock);
+        side->network->peers[1].answering += (uint64_t)129 << 20;
+        pthread_mutex_unlock(&side->network->lock);
+        CHECK_OK(tutti_store_set(tutti_world_store(world), "full", "", 0));
+        int value;
+        CHECK_STATUS(tutti_recv(mine.group, &value, 1, TUTTI_I32, 1, 0, NULL), TUTTI_ERROR_DEAD);
+        CHECK(strstr(tutti_error_message(), "read nothing") != NULL);
+    } else {
+        CHECK_OK(tutti_store_wait(tutti_world_store(world), (const char *const[]){ "full" }, 1, 0));
+        unsigned char bytes[64];
+        CHECK_STATUS(tutti_peers_get(mine.peers, 0, 0, bytes, sizeof bytes, NULL), TUTTI_ERROR_DEAD);
+    }
+    leave(&mine);
+}
+
+TEST(a_member_that_asks_for_more_than_it_reads_is_cut_off) {
+    on_hosts(one_each, 2, too_many_gets);
+}
+
+/* ---- tests for signals while something is not known to have arrived ---- */
+
+/* Rank 2 stands still, and so does not say that a put has arrived; rank 1 dies. */
+static void test_while_unanswered(tutti_world *world) {
+    char path[128];
+    snprintf(path, sizeof path, "%s.go", url + 7);
+    block mine = meet(world, 4096);
+    int value = 7;
+    CHECK_OK(tutti_peers_barrier(mine.peers, 0, NULL));
+    if (mine.rank == 2) {
+        if (fork() == 0) {
+            while (access(path, F_OK) != 0)
+                usleep(5000);
+            kill(getppid(), SIGCONT);
+            _exit(0);
+        }
+        raise(SIGSTOP);
+        unlink(path);
+    } else if (mine.rank == 1) {
+        CHECK_OK(tutti_store_wait(tutti_world_store(world), (const char *const[]){ "put" }, 1, 0));
+        kill(getpid(), SIGKILL);
+    } else {
+        CHECK_OK(tutti_peers_put(mine.peers, 2, 0, &value, sizeof value, NULL));
+        CHECK_OK(tutti_store_set(tutti_world_store(world), "put", "", 0));
+        bool arrived = false;
+        tutti_status status = TUTTI_OK;
+        while (status == TUTTI_OK && !arrived)
+            status = tutti_peers_test_signal(mine.peers, 1, 0, &arrived);
+        CHECK_STATUS(status, TUTTI_ERROR_DEAD);
+        fclose(fopen(path, "w"));
+    }
+    leave(&mine);
+}
+
+TEST(a_test_for_a_signal_sees_deaths_while_a_put_is_not_known_to_have_arrived) {
+    on_hosts((const int[]){ 0, 1, 2 }, 3, test_while_unanswered);
 }
 
 /* ---- the end of a world ---- */
