@@ -3,7 +3,7 @@
 from operators import shown
 
 HINTS = {"v": "None", "?": "bool", "i": "int", "I": "int", "q": "int", "Q": "int", "z": "int", "B": "int", "h": "int", "H": "int", "c": "bytes", "d": "float",
-         "f": "float", "s": "Optional[bytes]", "P": "Any", "F": "Any"}
+         "f": "float", "s": "Any", "P": "Any", "F": "Any"}
 
 
 def module(header):
@@ -19,7 +19,7 @@ def hint(kind, letter):
 
 
 def stub(header, docs):
-    lines = ["# Made from tutti-ffi.h and the headers' comments by scripts/python.", "import ctypes", "from typing import Any, Dict, Optional, Type", "",
+    lines = ["# Made from tutti-ffi.h and the headers' comments by scripts/python.", "import ctypes", "from typing import Any, Dict, Type", "",
              "constants: Dict[str, int]", "", "def struct(name: str) -> Type[Any]: ...", "def load_tensors() -> ctypes.CDLL: ...", "", "class _Lib:"]
     for name, function in header.functions.items():
         letters = [header.letter(argument.declaration) for argument in function.arguments]

@@ -204,5 +204,5 @@ def stub(found):
     for operator in found:
         if operator.is_method:
             lines += [f"    def {operator.name}{operator.signature(stub=True, method=True)}:", *operator.documentation("        ")]
-    lines += ["", "__all__: List[str]"]
+    lines += ["", "__all__ = [" + ", ".join(repr(operator.name) for operator in found) + "]"]
     return "\n".join(lines) + "\n"

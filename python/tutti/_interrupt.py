@@ -7,12 +7,13 @@ import os
 import signal
 import threading
 import time
+from typing import Set
 
 from ._library import constants, lib
 
 _lock = threading.Lock()
 _main = threading.main_thread()
-worlds = set()  # those of several ranks that are open; a call of the tensor library may wait for any of them
+worlds: Set[int] = set()  # those of several ranks that are open; a call of the tensor library may wait for any of them
 _inside = None  # the worlds that the main thread waits in
 _interrupted = False
 _started = 0  # the process that has the thread

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a call reads or writes: NumPy arrays, PyTorch tensors, anything with DLPack or the buffer protocol. Nothing is copied: a buffer that is not dense,
 or lies where the library cannot go, is an error."""
+from __future__ import annotations
+
 import ctypes
 import sys
+from typing import Any
 
 from ._library import constants
 
@@ -17,7 +20,7 @@ _SIZES["bool"] = 1
 _BY_NUMBER = {number: name for name, number in _NUMBERS.items()}
 
 
-def dtype_name(dtype):
+def dtype_name(dtype: Any) -> str:
     """The library's name of an element type, given as its own name, Python's, NumPy's or PyTorch's."""
     text = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     text = {"float": "f64", "int": "i64"}.get(text, text).replace("torch.", "")
@@ -26,16 +29,16 @@ def dtype_name(dtype):
     return _BY_NAME[text]
 
 
-def dtype_number(dtype):
+def dtype_number(dtype: Any) -> int:
     return _NUMBERS[dtype_name(dtype)]
 
 
-def dtype_named(number):
+def dtype_named(number: int) -> str:
     """The library's name of an element type, by its number."""
     return _BY_NUMBER[number]
 
 
-def dtype_bytes(dtype):
+def dtype_bytes(dtype: Any) -> int:
     return _SIZES[dtype_name(dtype)]
 
 
@@ -43,14 +46,14 @@ class Buffer:
     """Where something lies, and what it is. `owner` keeps it there."""
     __slots__ = ("address", "count", "dtype", "owner", "shape")
 
-    def __init__(self, address, shape, dtype, owner):
+    def __init__(self, address: int, shape: Any, dtype: Any, owner: Any) -> None:
         self.address, self.shape, self.dtype, self.owner = address, tuple(shape), dtype, owner
         self.count = 1
         for size in self.shape:
             self.count *= size
 
     @property
-    def number(self):
+    def number(self) -> Any:
         return _NUMBERS[self.dtype]
 
 
@@ -70,7 +73,7 @@ _release_buffer.restype = None
 class _Held:
     """A view by the buffer protocol: while it lives the object does not move."""
 
-    def __init__(self, thing, writable):
+    def __init__(self, thing: Any, writable: bool) -> None:
         self.view = _View()
         _get_buffer(thing, ctypes.byref(self.view), 0x18 | 0x04 | (0x01 if writable else 0))  # strides, format, writable
 
@@ -140,17 +143,17 @@ def _of_dlpack(thing):
     return Buffer((tensor.data or 0) + tensor.byte_offset, shape, name, (thing, capsule))
 
 
-def is_numpy(thing):
+def is_numpy(thing: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(thing, (numpy.ndarray, numpy.generic))
 
 
-def is_torch(thing):
+def is_torch(thing: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(thing, torch.Tensor)
 
 
-def buffer_of(thing, writable=False):
+def buffer_of(thing: Any, writable: bool = False) -> Buffer:
     """Where an object lies. writable: it will be written."""
     if isinstance(thing, Buffer):
         return thing
@@ -167,7 +170,7 @@ def buffer_of(thing, writable=False):
     return _of_buffer(thing, writable)
 
 
-def new_like(thing, shape, who):
+def new_like(thing: Any, shape: Any, who: Any) -> Any:
     """An array of the same library and element type."""
     if is_numpy(thing):
         return sys.modules["numpy"].empty(shape, thing.dtype)
@@ -176,13 +179,13 @@ def new_like(thing, shape, who):
     raise TypeError(f"{who}: out must be given where the input is no NumPy array and no PyTorch tensor")
 
 
-def numpy_dtype(dtype):
+def numpy_dtype(dtype: Any) -> Any:
     """NumPy's type, of which bf16 and f8 are those of ml_dtypes."""
     import numpy
     name = _TYPES[dtype_name(dtype)][0]
     if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         try:
-            import ml_dtypes
+            import ml_dtypes  # type: ignore[import-not-found,import-untyped,unused-ignore]
         except ImportError:
             raise TypeError(f"tutti: NumPy has no {dtype_name(dtype)} by itself; install ml_dtypes, or convert first: .to('f32')") from None
         return numpy.dtype(getattr(ml_dtypes, name))

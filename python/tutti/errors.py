@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Failures as exceptions. All are tutti.Error; those that Python has a word for are that, too: `except TimeoutError` catches a deadline."""
+from __future__ import annotations
+
 import ctypes
 import errno
+from typing import Any, Sequence
 
 from ._library import constants, lib, struct
 
@@ -10,7 +13,7 @@ class Error(Exception):
     """A call has failed. status is the name ("DEAD"), str() what the library says, ranks those who are at fault, and group, operation and sequence
     where it happened, as far as that is known."""
 
-    def __init__(self, status, message, ranks=(), group="", operation="", sequence=0):
+    def __init__(self, status: str, message: str, ranks: Sequence[int] = (), group: Any = "", operation: str = "", sequence: int = 0) -> None:
         super().__init__(message)
         self.status, self.ranks, self.group, self.operation, self.sequence = status, tuple(ranks), group, operation, sequence
 
@@ -87,7 +90,7 @@ _NAMES = {value: name[len("TUTTI_ERROR_"):] for name, value in constants.items()
           ("TUTTI_ERROR_MESSAGE", "TUTTI_ERROR_RANKS")}
 
 
-def error_of(status):
+def error_of(status: int) -> Error:
     """The exception for a status that a call has just returned to this thread."""
     info = struct("tutti_error_info")()
     lib.tutti_error_detail(ctypes.byref(info))
@@ -102,6 +105,6 @@ def error_of(status):
     return error
 
 
-def check(status):
+def check(status: int) -> None:
     if status:
         raise error_of(status)

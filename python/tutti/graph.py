@@ -44,6 +44,7 @@ def flatten(thing: Any, tensors: List[Any]) -> Any:
 
 
 def unflatten(structure: Any, tensors: Any) -> Any:
+    """What flatten took apart, with the tensors that come."""
     kind, *rest = structure
     if kind == "tensor":
         return next(tensors)
@@ -114,7 +115,7 @@ class Compiled:
         number, handle = _calls.kept.add(traced), _pointer()
         options = _Options(name=name.encode(), **self._options)
         _calls.done(_compile, address_of(_trace), number, ctypes.byref(options), ctypes.byref(handle))
-        weakref.finalize(self, _end_compiled, os.getpid(), handle.value, number).atexit = False
+        weakref.finalize(self, _end_compiled, os.getpid(), handle.value or 0, number).atexit = False
         return handle.value, traced  # type: ignore[return-value]
 
     def _latest(self) -> int:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Starting ranks from Python."""
+from __future__ import annotations
+
 import ctypes
 import multiprocessing
 import os
@@ -7,6 +9,7 @@ import pickle
 import secrets
 import signal
 import traceback
+from typing import Any, Callable, List
 
 from . import world as _world
 from ._library import lib, struct
@@ -31,7 +34,7 @@ def _rank_main(function, arguments, given, results):
     results.close()
 
 
-def spawn(function, ranks, *arguments):
+def spawn(function: Callable[..., Any], ranks: int, *arguments: Any) -> List[Any]:
     """Runs function(*arguments) in `ranks` new processes, in which tutti.World() finds the others, and returns what they returned, in the order of the
     ranks. What a rank raises is raised here, when all have ended; one that dies is a DeadError. As with multiprocessing, the function must be one that
     can be imported, and the program's own start belongs under `if __name__ == "__main__":`."""

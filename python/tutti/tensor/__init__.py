@@ -21,5 +21,5 @@ from ._tensor import Tensor
 
 __all__ = ["Function", "FunctionContext", "SymmetricPool", "Tensor", "arange", "as_tensor", "backward", "batch_p2p", "checkpoint", "detect_anomaly", "enable_grad",
            "from_bytes", "from_dlpack", "from_numpy", "fused_all_gather_matmul", "fused_all_gather_scaled_matmul", "grad_enabled", "gradients", "is_symmetric",
-           "load", "load_metadata", "memory_trim", "no_grad", "pending_works", "save", "saved_tensors_hooks", "seed", "symm_empty", "tensor", "wait_all",
-           *_operators.__all__]
+           "load", "load_metadata", "memory_trim", "no_grad", "pending_works", "save", "saved_tensors_hooks", "seed", "symm_empty", "tensor", "wait_all"]
+__all__ += _operators.__all__

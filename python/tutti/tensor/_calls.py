@@ -85,10 +85,11 @@ def is_number(value: Any) -> bool:
 
 def _constant(value: Any) -> ctypes.c_void_p:
     """A tensor of one number, which belongs to the scope that is open."""
-    if isinstance(value, (bool, numbers.Integral)) and not -EXACT <= value <= EXACT:
-        kind, made = ("i64", ctypes.c_int64(operator.index(value))) if value < 2**63 else ("u64", ctypes.c_uint64(operator.index(value)))
-        if not -2**63 <= value < 2**64:
-            raise OverflowError(f"{value} is beyond the integers of tensors")
+    if isinstance(value, numbers.Integral) and abs(operator.index(value)) > EXACT:
+        whole = operator.index(value)
+        kind, made = ("i64", ctypes.c_int64(whole)) if whole < 2**63 else ("u64", ctypes.c_uint64(whole))
+        if not -2**63 <= whole < 2**64:
+            raise OverflowError(f"{whole} is beyond the integers of tensors")
         return _pointer(lib.tt_from(_byref(made), DimsStruct(), dtype_number(kind), None))
     if isinstance(value, numbers.Real):
         return _pointer(_number(float(value)))
@@ -136,12 +137,12 @@ def dims(values: Optional[Dims]) -> Any:
         return made
     if isinstance(values, numbers.Integral):
         values = (operator.index(values),)
-    count = len(values)
+    count = len(values)  # type: ignore[arg-type]
     if count > MAX_DIMS:
         raise ValueError(f"{count} dimensions; there are {MAX_DIMS} at most")
     made.count = count
     for i in range(count):
-        entry = operator.index(values[i])
+        entry = operator.index(values[i])  # type: ignore[index]
         if not -2**63 <= entry < 2**63:
             raise OverflowError(f"{entry} is no size of a dimension")
         made.at[i] = entry
@@ -213,7 +214,7 @@ _RESULTS = {"tensor": _pointer, "tensors": ListStruct, "done": ctypes.c_bool, "d
 
 def bind(name: str, result: str, letters: str) -> Any:
     """A C function that takes Python's objects."""
-    function = _library[name]
+    function: Any = _library[name]
     function.restype, function.argtypes = _RESULTS[result], [_PARAMETERS[letter] for letter in letters]
     return function
 

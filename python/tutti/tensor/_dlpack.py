@@ -118,8 +118,8 @@ def view(tensor: Any) -> memoryview:
     if not tensor.is_contiguous or tensor.dtype not in _FORMATS or not tensor.size:
         raise BufferError(f"tutti: the buffer protocol shows contiguous tensors of plain numbers; this one has strides {tensor.strides} and {tensor.dtype}")
     block, itemsize = _block(tensor)
-    flat = memoryview(block).cast("B")
-    return flat.cast(_FORMATS[tensor.dtype], tensor.shape or (1,)) if tensor.ndim else flat.cast(_FORMATS[tensor.dtype])
+    flat, letter = memoryview(block).cast("B"), _FORMATS[tensor.dtype]  # type: Any, Any
+    return flat.cast(letter, tensor.shape) if tensor.ndim else flat.cast(letter)
 
 
 # ---- others' for us ----

@@ -212,7 +212,7 @@ class Tensor(ops.Methods, Handle):
             raise TypeError("tutti: elements cannot be set by lists of indices; index_add, scatter_add and where make new tensors")
         part = self[index]
         if isinstance(value, numbers.Real) and _calls.is_number(value):
-            part.fill_(value)
+            part.fill_(float(value))
         else:
             from ._make import as_tensor
             part.copy_(as_tensor(value))

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The package's types, as mypy sees them: the package itself holds together, right programs pass, and wrong ones are told."""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
+from harness import run, skip, with_pytorch  # noqa: E402
+
+with_pytorch()
+import tutti  # noqa: E402
+
+try:
+    import mypy  # noqa: F401
+except ImportError:
+    skip("mypy is not installed (make test-peers installs it)")
+import inspect  # noqa: E402
+
+RIGHT = """
+from typing import List
+import tutti
+from tutti import nn, optim, tensor as tt
+
+def main() -> None:
+    with tutti.World(timeout=5) as world:
+        x = tt.randn((2, 3), requires_grad=True)
+        y: tutti.tensor.Tensor = (x @ x.T).relu().sum(0, keep_dims=True) + 1
+        parts: List[tutti.tensor.Tensor] = y.chunk(2, dim=1)
+        z = tt.all_reduce(parts[0], world.group, reduction="avg").softmax()
+        shape: int = z.shape[0]
+        net = nn.Sequential(nn.Linear(3, 3), tt.gelu)
+        optim.AdamW(net, learning_rate=1e-3).step()
+        names: List[str] = [name for name, parameter in net.named_parameters()]
+        world.group.send(b"a", to=0, tag=shape)
+        total: int = world.store.add("n") if world.store is not None else 0
+"""
+WRONG = {"tt.add(tt.ones(2), 'text')": "arg-type", "tt.ones(2).softmax(dim='last')": "arg-type", "tt.softmaxx(tt.ones(2))": "attr-defined",
+         "tt.layer_norm()": "call-arg", "tutti.World(rank='first')": "arg-type", "x: str = tt.ones(2).sum()": "assignment"}
+
+
+def checked(*arguments):
+    folder = pathlib.Path(tutti.__file__).parent.parent
+    environment = {**os.environ, "MYPYPATH": str(folder), "MYPY_CACHE_DIR": str(pathlib.Path(tempfile.gettempdir()) / f"tutti-mypy-{os.getpid()}")}
+    return subprocess.run([sys.executable, "-m", "mypy", "--no-error-summary", *arguments], capture_output=True, text=True, env=environment, cwd=folder, timeout=900)
+
+
+def the_package_and_programs_are_checked():
+    found = checked("--python-version", "3.10", "-p", "tutti", "--exclude", "tutti/torch")
+    faults = [line for line in found.stdout.splitlines() if "error:" in line and not line.startswith("tutti/torch/")]
+    assert not faults, "\n".join(faults)
+    with tempfile.TemporaryDirectory() as folder:
+        right, wrong = pathlib.Path(folder) / "right.py", pathlib.Path(folder) / "wrong.py"
+        right.write_text(RIGHT)
+        found = checked("--strict", str(right))
+        assert found.returncode == 0, found.stdout
+        wrong.write_text("import tutti\nfrom tutti import tensor as tt\n" + "\n".join(WRONG) + "\n")
+        found = checked(str(wrong))
+        for line, (statement, kind) in enumerate(WRONG.items(), 3):
+            assert f"wrong.py:{line}: error" in found.stdout and kind in found.stdout, (statement, found.stdout)
+
+
+def everything_has_a_docstring():
+    missing = []
+    for module in (tutti, tutti.tensor, tutti.nn, tutti.optim, tutti.parallel, tutti.graph):
+        for name in getattr(module, "__all__", None) or [name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__]:
+            thing = getattr(module, name)
+            if not name.startswith("_") and (inspect.isclass(thing) or inspect.isfunction(thing)) and not thing.__doc__:
+                missing.append(f"{module.__name__}.{name}")
+    assert not missing, missing
+
+
+if __name__ == "__main__":
+    run((everything_has_a_docstring, the_package_and_programs_are_checked))
