@@ -134,6 +134,11 @@ TEST(a_run_goes_on_with_the_same_bits) {
     own_folder();
     test_threads(1, save_and_go_on, NULL);
     test_threads(3, save_and_go_on, NULL);
+    remove_folder();
+}
+
+TEST(a_run_of_processes_goes_on_with_the_same_bits) {
+    own_folder();
     test_processes(4, save_and_go_on, NULL);
     remove_folder();
 }

@@ -62,6 +62,9 @@ static void train_like_one_rank(tutti_world *world, void *argument) {
 TEST(the_average_has_the_bits_of_one_rank_that_adds_in_order) {
     for (int ranks = 1; ranks <= 4; ranks++)
         test_threads(ranks, train_like_one_rank, NULL);
+}
+
+TEST(the_average_has_those_bits_as_processes) {
     test_processes(2, train_like_one_rank, NULL);
 }
 
@@ -69,7 +72,7 @@ TEST(the_average_has_those_bits_in_many_buckets) {
     tt_data_parallel_options small = TT_DATA_PARALLEL_OPTIONS_INIT;
     small.bucket_bytes = small.first_bucket_bytes = 300;
     test_threads(3, train_like_one_rank, &small);
-    test_processes(4, train_like_one_rank, &small);
+    test_processes_too(4, train_like_one_rank, &small);
 }
 
 TEST_WORLD(weights_and_buffers_become_those_of_rank_0, 3) {
@@ -249,14 +252,14 @@ TEST(parameters_without_a_part_are_found_when_asked_for) {
     tt_data_parallel_options options = TT_DATA_PARALLEL_OPTIONS_INIT;
     options.find_unused = true;
     test_threads(3, use_some, &options);
-    test_processes(2, use_some, &options);
+    test_processes_too(2, use_some, &options);
 }
 
 TEST(a_static_graph_learns_them_in_its_first_step) {
     tt_data_parallel_options options = TT_DATA_PARALLEL_OPTIONS_INIT;
     options.static_graph = true;
     test_threads(3, use_some, &options);
-    test_processes(2, use_some, &options);
+    test_processes_too(2, use_some, &options);
 }
 
 TEST_WORLD_THREADS(a_parameter_without_a_gradient_is_an_error_that_names_it, 1) {
@@ -430,7 +433,7 @@ static tutti_status train_once(void *argument) {
 
 TEST(an_allocation_that_fails_leaves_nothing_behind) {
     CHECK_OK(train_once(NULL));
-    if (test_device() != TUTTI_CPU) /* the stand-in for a driver allocates too */
+    if (test_on_device()) /* the stand-in for a driver allocates too */
         SKIP("on the CPU alone");
     test_fail_each("malloc,calloc,realloc", train_once, NULL);
 }

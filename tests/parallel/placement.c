@@ -50,8 +50,8 @@ static void train_by_columns(tutti_world *world, void *argument) {
 
 TEST(columns_are_cut_as_rows_are) {
     test_threads(2, train_by_columns, NULL);
-    test_threads(test_device() == TUTTI_CPU ? 5 : 1, train_by_columns, NULL); /* more do not fit onto one GPU */
-    test_processes(2, train_by_columns, NULL);
+    test_threads(!test_on_device() ? 5 : 1, train_by_columns, NULL); /* more do not fit onto one GPU */
+    test_processes_too(2, train_by_columns, NULL);
 }
 
 static int as_told(void *user, const char *name, const tt_tensor *parameter) {
@@ -110,12 +110,12 @@ TEST(units_that_stay_in_a_smaller_group_have_the_bits_of_one_rank) {
     tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
     options.near_ranks = 2;
     test_threads(4, train_near, &options);
-    test_processes(4, train_near, &options);
+    test_processes_too(4, train_near, &options);
     options.reshard = TT_RESHARD_ALWAYS;
     test_threads(4, train_near, &options);
     options.near_ranks = 3;
     options.no_prefetch = true;
-    if (test_device() == TUTTI_CPU) /* so many do not fit onto one GPU */
+    if (!test_on_device()) /* so many do not fit onto one GPU */
         test_threads(6, train_near, &options);
 }
 
@@ -200,9 +200,12 @@ TEST(shards_may_stay_in_memory_of_the_host) {
     tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
     test_threads(1, offload, NULL);
     test_threads(3, offload, NULL);
-    test_processes(2, offload, NULL);
     options.near_ranks = 2;
     test_threads(4, offload, &options);
+}
+
+TEST(shards_may_stay_in_memory_of_the_host_as_processes) {
+    test_processes(2, offload, NULL);
 }
 
 TEST_WORLD_THREADS(parameters_without_values_and_of_several_devices_are_refused, 1) {

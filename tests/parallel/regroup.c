@@ -138,7 +138,7 @@ static void lose(int ranks, const board *how) {
 
 TEST(survivors_go_on_with_what_the_dead_rank_had) {
     lose(3, &(board){ .victim = 0 });
-    if (test_device() != TUTTI_CPU) /* slow, with a stand-in for it */
+    if (test_on_device()) /* slow, with a stand-in for it */
         return;
     lose(4, &(board){ .victim = 2 });
     lose(2, &(board){ .victim = 1 });
@@ -146,13 +146,13 @@ TEST(survivors_go_on_with_what_the_dead_rank_had) {
 
 TEST(a_death_while_gradients_are_reduced_lets_them_go_on_too) {
     lose(3, &(board){ .victim = 1, .in_reduce = true });
-    if (test_device() == TUTTI_CPU)
+    if (!test_on_device())
         lose(4, &(board){ .victim = 3, .in_reduce = true });
 }
 
 /* 10 columns, first in five equal parts, then in 3, 3, 3 and 1. */
 TEST(survivors_go_on_with_columns_too) {
-    if (test_device() == TUTTI_CPU) /* so many do not fit onto one GPU */
+    if (!test_on_device()) /* so many do not fit onto one GPU */
         lose(5, &(board){ .victim = 4, .columns = true });
     else
         lose(2, &(board){ .victim = 1, .columns = true });
@@ -257,14 +257,14 @@ static bool die_at(int step, int regroup) {
 }
 
 TEST_LIMIT(wherever_in_a_step_a_rank_dies_the_others_have_all_or_are_told, 300) {
-    int deaths = 0, apart = test_sanitized() ? 7 : test_device() != TUTTI_CPU ? 20 : 2;
+    int deaths = 0, apart = test_sanitized() ? 7 : test_on_device() ? 20 : 2;
     while (die_at(1 + deaths * apart, 0))
         deaths++;
     CHECK(deaths > 0);
 }
 
 TEST_LIMIT(wherever_another_dies_while_they_cut_anew_the_others_have_all_or_are_told, 300) {
-    int deaths = 0, apart = test_sanitized() ? 400 : test_device() != TUTTI_CPU ? 1500 : 101;
+    int deaths = 0, apart = test_sanitized() ? 400 : test_on_device() ? 1500 : 101;
     while (die_at(0, 1 + deaths * apart))
         deaths++;
     CHECK(deaths > 0);

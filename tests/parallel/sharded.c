@@ -34,6 +34,9 @@ static void train_like_one_rank(tutti_world *world, void *argument) {
 TEST(training_has_the_bits_of_one_rank) {
     for (int ranks = 1; ranks <= 4; ranks++)
         test_threads(ranks, train_like_one_rank, NULL);
+}
+
+TEST(training_has_those_bits_as_processes) {
     test_processes(4, train_like_one_rank, NULL);
 }
 
@@ -711,7 +714,7 @@ static tutti_status train_once(void *argument) {
 
 TEST_LIMIT(an_allocation_that_fails_leaves_nothing_behind, 120) {
     CHECK_OK(train_once(NULL));
-    if (test_device() != TUTTI_CPU) /* the stand-in for a driver allocates too */
+    if (test_on_device()) /* the stand-in for a driver allocates too */
         SKIP("on the CPU alone");
     test_fail_each("malloc,calloc,realloc", train_once, NULL);
 }

@@ -3,6 +3,7 @@
  * Tensor parallel layers compute what the layer of one rank would, forward and backward, whole and cut by sequence.
  */
 #include <tutti/mesh.h>
+#include <tutti/streams.h>
 
 #include "support.h"
 
@@ -16,8 +17,20 @@ enum {
 
 #define BEGIN_CUT(argument)             \
     BEGIN;                              \
+    void *stream = own_stream();        \
     bool sequence = (argument) != NULL; \
     tt_tensor_parallel_options how = { .size = sizeof how, .group = group, .sequence = sequence }
+#define END_CUT                                   \
+    if (stream != NULL)                           \
+        tt_stream_release(test_device(), stream); \
+    END
+
+/* Fused products of ranks that are threads need a stream each, on a GPU. */
+static void *own_stream(void) {
+    void *stream = test_on_device() ? tt_stream_new(test_device()) : NULL;
+    CHECK(stream == NULL || tt_stream_set(test_device(), stream));
+    return stream;
+}
 
 /* With 1, 2 and 4 ranks, whole and cut by sequence. */
 #define TEST_CUTS(sentence)                                          \
@@ -28,6 +41,9 @@ enum {
             test_threads(ranks, rank_##sentence, NULL);              \
             test_threads(ranks, rank_##sentence, &cut_by_sequence);  \
         }                                                            \
+    }                                                                \
+    TEST(sentence##_as_processes) {                                  \
+        static char cut_by_sequence;                                 \
         test_processes(2, rank_##sentence, &cut_by_sequence);        \
     }                                                                \
     static void rank_##sentence(tutti_world *world, void *argument)
@@ -78,7 +94,7 @@ TEST_CUTS(a_column_and_a_row_make_the_layers_of_one_rank) {
     CHECK(close_to(grad_of(ours, "2", "bias"), grad_of(whole, "2", "bias")));
     tt_module_release(whole);
     tt_module_release(ours);
-    END;
+    END_CUT;
 }
 
 TEST_CUTS(attention_is_cut_by_heads) {
@@ -100,7 +116,7 @@ TEST_CUTS(attention_is_cut_by_heads) {
     CHECK(close_to(tt_narrow(grad_of(ours, "qkv", "weight"), 0, WIDTH / ranks, WIDTH / ranks), part(keys, 0, group)));
     tt_module_release(whole);
     tt_module_release(ours);
-    END;
+    END_CUT;
 }
 
 TEST_CUTS(embeddings_are_cut_by_vocabulary) {
@@ -119,7 +135,7 @@ TEST_CUTS(embeddings_are_cut_by_vocabulary) {
     CHECK(close_to(grad_of(ours, NULL, "weight"), part(grad_of(whole, NULL, "weight"), 0, group)));
     tt_module_release(whole);
     tt_module_release(ours);
-    END;
+    END_CUT;
 }
 
 TEST_CUTS(the_cross_entropy_of_cut_logits_is_that_of_whole_ones) {
@@ -135,7 +151,7 @@ TEST_CUTS(the_cross_entropy_of_cut_logits_is_that_of_whole_ones) {
     CHECK(close_to(loss, expected));
     CHECK(tt_backward(expected, NULL) && tt_backward(loss, NULL));
     CHECK(close_to(tt_grad(mine), part(tt_grad(alone), 1, group)));
-    END;
+    END_CUT;
 }
 
 /* A norm that sees a part of the sequence on each rank has whole gradients after they are summed. */
@@ -151,7 +167,7 @@ TEST_CUTS(gradients_of_what_every_rank_has_are_summed) {
     CHECK(close_to(grad_of(ours, NULL, "bias"), grad_of(whole, NULL, "bias")));
     tt_module_release(whole);
     tt_module_release(ours);
-    END;
+    END_CUT;
 }
 
 /* Layers that are cut in one dimension of a mesh, and sharded in the other. */
@@ -207,7 +223,7 @@ TEST_WORLD_THREADS(bytes_find_their_rows_in_a_vocabulary_of_more, 2) {
     CHECK(close_to(tt_vocabulary_cross_entropy(part(logits, 1, group), index, -100, group),
                    tt_cross_entropy(logits, tt_to(index, TUTTI_I64), -100)));
     /* One that no rank has is an error, as it is for one rank. (A GPU tells it once, to one of the threads on it.) */
-    if (test_device() == TUTTI_CPU) {
+    if (!test_on_device()) {
         CHECK(tt_module_call(ours, tt_full(tt_shape(2), 512, TUTTI_I64, NULL)) == NULL);
         CHECK(tt_error_pending() != TUTTI_OK);
         tt_error_clear();
@@ -252,5 +268,5 @@ TEST_WORLD_THREADS(sizes_that_cannot_be_cut_are_refused, 2) {
     CHECK(tt_vocabulary_cross_entropy(tt_zeros(tt_shape(2, 3), TUTTI_F32, NULL), tt_zeros(tt_shape(3), TUTTI_I64, NULL),
                                       -100, group) == NULL);
     expect_error(TUTTI_ERROR_ARGUMENT, "they must be (n, classes / ranks)");
-    END;
+    END_CUT;
 }

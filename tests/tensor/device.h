@@ -25,6 +25,18 @@ static inline tutti_device test_device(void) {
     return device == TUTTI_CUDA ? TUTTI_CUDA_AT(0) : device;
 }
 
+/* Whether it is another one than the CPU; asks without initialising the driver, after which no process can fork. */
+static inline bool test_on_device(void) {
+    const char *name = getenv("TEST_DEVICE");
+    return name != NULL && name[0] != 0;
+}
+
+/* For tests that begin with ranks as threads: behind them processes can start on the CPU alone. */
+static inline void test_processes_too(int ranks, test_rank *body, void *argument) {
+    if (!test_on_device())
+        test_processes(ranks, body, argument);
+}
+
 /* A scope in which tensors are made on that device. */
 static inline tt_scope test_scope_open(void) {
     CHECK(tt_default_device_set(test_device()));
