@@ -57,9 +57,24 @@ static inline int tu_hosts_leader(const tu_hosts *hosts, int host) {
     return hosts->hosts[host].members[0];
 }
 
-/* Every member's part, `bytes[m]` at out + offsets[m], to every member. merged: offsets are the same on all. */
-tutti_status tu_hosts_gather(tu_hosts *hosts, tu_task *task, const void *own, unsigned char *out, const size_t *bytes,
-                             const size_t *offsets, bool merged, uint32_t step);
+/* What each member has of a vector: as many bytes each, one behind the other, or what lists say. */
+typedef struct tu_shares {
+    size_t each;
+    const size_t *bytes, *offsets; /* by member; NULL: see above */
+    bool apart;                    /* offsets may differ between members: each share is a message of its own */
+} tu_shares;
+
+static inline size_t tu_share_bytes(const tu_shares *shares, int member) {
+    return shares->bytes != NULL ? shares->bytes[member] : shares->each;
+}
+
+static inline size_t tu_share_offset(const tu_shares *shares, int member) {
+    return shares->offsets != NULL ? shares->offsets[member] : (size_t)member * shares->each;
+}
+
+/* Every member's share, at its offset in `out`, to every member. */
+tutti_status tu_hosts_gather(tu_hosts *hosts, tu_task *task, const void *own, unsigned char *out,
+                             const tu_shares *shares, uint32_t step);
 
 tutti_status tu_hosts_barrier(tu_hosts *hosts, tu_task *task);
 tutti_status tu_hosts_move(tu_hosts *hosts, tu_task *task);

@@ -45,29 +45,44 @@ tutti_status tu_hosts_barrier(tu_hosts *hosts, tu_task *task) {
 
 /* ---- to everybody ---- */
 
-/* Parts of a host's members that lie side by side: one message. Returns the first member's index behind them. */
-static int run_of(const tu_host *host, int first, const size_t *bytes, const size_t *offsets, bool merged,
-                  size_t *length) {
+/* Shares of a host's members that lie side by side: one message. Returns the first member's index behind them. */
+static int run_of(const tu_host *host, int first, const tu_shares *shares, size_t *length) {
     int at = first + 1;
-    *length = bytes[host->members[first]];
-    while (merged && at < host->count && offsets[host->members[at]] == offsets[host->members[first]] + *length)
-        *length += bytes[host->members[at++]];
+    size_t begin = tu_share_offset(shares, host->members[first]);
+    *length = tu_share_bytes(shares, host->members[first]);
+    while (!shares->apart && at < host->count && tu_share_offset(shares, host->members[at]) == begin + *length)
+        *length += tu_share_bytes(shares, host->members[at++]);
     return at;
 }
 
-static tutti_status cross(tu_hosts *hosts, tu_task *task, unsigned char *out, const size_t *bytes,
-                          const size_t *offsets, bool merged, uint32_t step) {
+static int count_runs(const tu_host *host, const tu_shares *shares) {
+    int count = 0;
+    size_t length;
+    for (int at = 0; at < host->count; count++)
+        at = run_of(host, at, shares, &length);
+    return count;
+}
+
+/* Messages that a host sends, or receives if that is more. */
+static int count_crossing(const tu_hosts *hosts, const tu_shares *shares) {
+    int sent = (hosts->host_count - 1) * count_runs(&hosts->hosts[hosts->host], shares), received = 0;
+    for (int other = 0; other < hosts->host_count; other++)
+        received += other != hosts->host ? count_runs(&hosts->hosts[other], shares) : 0;
+    return sent > received ? sent : received;
+}
+
+static tutti_status cross(tu_hosts *hosts, tu_task *task, unsigned char *out, const tu_shares *shares, uint32_t step) {
     tu_round round;
-    tutti_status status = tu_round_begin(&round, hosts, task, hosts->group->size * hosts->host_count);
+    tutti_status status = tu_round_begin(&round, hosts, task, count_crossing(hosts, shares));
     if (status != TUTTI_OK)
         return status;
     for (int other = 0; other < hosts->host_count && status == TUTTI_OK; other++) {
         const tu_host *host = &hosts->hosts[other];
         size_t length;
         for (int i = 0, next; i < host->count && other != hosts->host && status == TUTTI_OK; i = next) {
-            next = run_of(host, i, bytes, offsets, merged, &length);
-            status =
-                tu_round_receive(&round, host->members[0], step + (uint32_t)i, out + offsets[host->members[i]], length);
+            next = run_of(host, i, shares, &length);
+            status = tu_round_receive(&round, host->members[0], step + (uint32_t)i,
+                                      out + tu_share_offset(shares, host->members[i]), length);
         }
     }
     const tu_host *mine = &hosts->hosts[hosts->host];
@@ -75,8 +90,9 @@ static tutti_status cross(tu_hosts *hosts, tu_task *task, unsigned char *out, co
         int to = tu_hosts_leader(hosts, (hosts->host + other) % hosts->host_count);
         size_t length;
         for (int i = 0, next; i < mine->count && status == TUTTI_OK; i = next) {
-            next = run_of(mine, i, bytes, offsets, merged, &length);
-            status = tu_round_send(&round, to, step + (uint32_t)i, out + offsets[mine->members[i]], length);
+            next = run_of(mine, i, shares, &length);
+            status =
+                tu_round_send(&round, to, step + (uint32_t)i, out + tu_share_offset(shares, mine->members[i]), length);
         }
     }
     if (status == TUTTI_OK)
@@ -84,14 +100,14 @@ static tutti_status cross(tu_hosts *hosts, tu_task *task, unsigned char *out, co
     return tu_round_end(&round, status);
 }
 
-/* The parts of this host's members to all of them. */
+/* The shares of this host's members to all of them. */
 static tutti_status gather_here(tu_hosts *hosts, tu_task *task, const void *own, unsigned char *out,
-                                const size_t *bytes, const size_t *offsets) {
+                                const tu_shares *shares) {
     const tu_host *host = &hosts->hosts[hosts->host];
     int rank = hosts->group->rank;
     if (hosts->here == NULL) {
-        if (bytes[rank] > 0)
-            memmove(out + offsets[rank], own, bytes[rank]);
+        if (tu_share_bytes(shares, rank) > 0)
+            memmove(out + tu_share_offset(shares, rank), own, tu_share_bytes(shares, rank));
         return TUTTI_OK;
     }
     size_t *counts = malloc(2 * (size_t)host->count * sizeof *counts);
@@ -99,8 +115,8 @@ static tutti_status gather_here(tu_hosts *hosts, tu_task *task, const void *own,
         return tu_error_memory("parts of a collective", 2 * (size_t)host->count * sizeof *counts);
     size_t *places = counts + host->count;
     for (int i = 0; i < host->count; i++) {
-        counts[i] = bytes[host->members[i]];
-        places[i] = offsets[host->members[i]];
+        counts[i] = tu_share_bytes(shares, host->members[i]);
+        places[i] = tu_share_offset(shares, host->members[i]);
     }
     tutti_call call = tu_hosts_call(task);
     tutti_status status = tutti_all_gather_v(hosts->here, own, out, counts, places, TUTTI_U8, &call);
@@ -108,32 +124,39 @@ static tutti_status gather_here(tu_hosts *hosts, tu_task *task, const void *own,
     return status;
 }
 
-/* What came from other hosts, from this host's leader to the others here. */
-static tutti_status hand_on(tu_hosts *hosts, tu_task *task, unsigned char *out, const size_t *bytes,
-                            const size_t *offsets, bool merged) {
+/* What came from other hosts, from this host's leader to the others here: in as few pieces as it lies in. */
+static tutti_status hand_on(tu_hosts *hosts, tu_task *task, unsigned char *out, const tu_shares *shares) {
+    const tu_host *mine = &hosts->hosts[hosts->host];
     tutti_status status = TUTTI_OK;
-    for (int other = 0; other < hosts->host_count && status == TUTTI_OK; other++) {
-        const tu_host *host = &hosts->hosts[other];
-        size_t length;
-        for (int i = 0, next; i < host->count && other != hosts->host && status == TUTTI_OK; i = next) {
-            next = run_of(host, i, bytes, offsets, merged, &length);
-            tutti_call call = tu_hosts_call(task);
-            unsigned char *part = out + offsets[host->members[i]];
-            status = tutti_broadcast(hosts->here, part, part, length, TUTTI_U8, 0, &call);
+    size_t begin = 0, length = 0;
+    for (int member = 0, own = 0; member <= hosts->group->size && status == TUTTI_OK; member++) {
+        bool last = member == hosts->group->size, here = !last && own < mine->count && mine->members[own] == member;
+        own += here;
+        if (!last && !here && !shares->apart && length > 0 && tu_share_offset(shares, member) == begin + length) {
+            length += tu_share_bytes(shares, member);
+            continue;
         }
+        tutti_call call = tu_hosts_call(task);
+        if (length > 0)
+            status = tutti_broadcast(hosts->here, out + begin, out + begin, length, TUTTI_U8, 0, &call);
+        begin = last || here ? 0 : tu_share_offset(shares, member);
+        length = last || here ? 0 : tu_share_bytes(shares, member);
     }
     return status;
 }
 
-tutti_status tu_hosts_gather(tu_hosts *hosts, tu_task *task, const void *own, unsigned char *out, const size_t *bytes,
-                             const size_t *offsets, bool merged, uint32_t step) {
-    tutti_status status = gather_here(hosts, task, own, out, bytes, offsets);
+tutti_status tu_hosts_gather(tu_hosts *hosts, tu_task *task, const void *own, unsigned char *out,
+                             const tu_shares *shares, uint32_t step) {
+    tutti_status status = gather_here(hosts, task, own, out, shares);
     if (status == TUTTI_OK && hosts->index == 0)
-        status = cross(hosts, task, out, bytes, offsets, merged, step);
-    return status == TUTTI_OK && hosts->here != NULL ? hand_on(hosts, task, out, bytes, offsets, merged) : status;
+        status = cross(hosts, task, out, shares, step);
+    return status == TUTTI_OK && hosts->here != NULL ? hand_on(hosts, task, out, shares) : status;
 }
 
 static tutti_status all_gather(tu_hosts *hosts, tu_task *task) {
+    tu_shares shares = { .each = task->info.count * task->element, .apart = task->out_offsets != NULL };
+    if (task->row->out == TU_EXTENT_EACH)
+        return tu_hosts_gather(hosts, task, task->in, task->out, &shares, 0);
     int size = hosts->group->size;
     size_t *bytes = malloc(2 * (size_t)size * sizeof *bytes);
     if (bytes == NULL)
@@ -144,10 +167,9 @@ static tutti_status all_gather(tu_hosts *hosts, tu_task *task) {
         bytes[member] = part.bytes;
         offsets[member] = part.out_offset;
     }
-    const unsigned char *own = task->in;
-    if (task->in == task->out && task->in != NULL) /* in place: the input is the own part */
-        own = (unsigned char *)task->out;
-    tutti_status status = tu_hosts_gather(hosts, task, own, task->out, bytes, offsets, task->out_offsets == NULL, 0);
+    shares.bytes = bytes;
+    shares.offsets = offsets;
+    tutti_status status = tu_hosts_gather(hosts, task, task->in, task->out, &shares, 0);
     free(bytes);
     return status;
 }

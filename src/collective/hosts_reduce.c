@@ -32,49 +32,24 @@
 
 /* ---- gathered ---- */
 
-/* The factors of all ranks, for premul_sum. */
-static tutti_status gather_factors(tu_hosts *hosts, tu_task *task, double *factors, uint32_t step) {
-    int size = hosts->group->size;
-    size_t *bytes = malloc(2 * (size_t)size * sizeof *bytes);
-    if (bytes == NULL)
-        return tu_error_memory("the factors of a reduction", 2 * (size_t)size * sizeof *bytes);
-    size_t *offsets = bytes + size;
-    for (int member = 0; member < size; member++) {
-        bytes[member] = sizeof(double);
-        offsets[member] = (size_t)member * sizeof(double);
-    }
-    tutti_status status =
-        tu_hosts_gather(hosts, task, &task->factor, (unsigned char *)factors, bytes, offsets, true, step);
-    free(bytes);
-    return status;
-}
-
 /* Reduces `count` elements from `first` of the vector on, by having all inputs. */
 static tutti_status reduce_gathered(tu_hosts *hosts, tu_task *task, size_t first, size_t count, void *result,
                                     uint32_t step) {
     int size = hosts->group->size;
-    size_t length = count * task->element;
+    tu_shares shares = { .each = count * task->element };
     unsigned char *rows;
-    size_t *bytes = malloc(2 * (size_t)size * sizeof *bytes);
-    if (bytes == NULL)
-        return tu_error_memory("parts of a reduction", 2 * (size_t)size * sizeof *bytes);
-    size_t *offsets = bytes + size;
-    tutti_status status = tu_hosts_scratch(hosts, (size_t)size * length, &rows);
-    for (int member = 0; member < size; member++) {
-        bytes[member] = length;
-        offsets[member] = (size_t)member * length;
-    }
+    tutti_status status = tu_hosts_scratch(hosts, (size_t)size * shares.each, &rows);
     if (status == TUTTI_OK)
-        status = tu_hosts_gather(hosts, task, (const unsigned char *)task->in + first * task->element, rows, bytes,
-                                 offsets, true, step);
+        status =
+            tu_hosts_gather(hosts, task, (const unsigned char *)task->in + first * task->element, rows, &shares, step);
+    if (status != TUTTI_OK || result == NULL)
+        return status;
     const void **sources = task->state->sources;
     for (int member = 0; member < size; member++)
-        sources[member] = rows + offsets[member];
-    if (status == TUTTI_OK && result != NULL)
-        tu_reduce(result, sources, size, count, (tutti_dtype)task->info.dtype, (tutti_reduction)task->info.reduction,
-                  task->state->factors, 0);
-    free(bytes);
-    return status;
+        sources[member] = rows + (size_t)member * shares.each;
+    tu_reduce(result, sources, size, count, (tutti_dtype)task->info.dtype, (tutti_reduction)task->info.reduction,
+              task->state->factors, 0);
+    return TUTTI_OK;
 }
 
 /* ---- in a chain ---- */
@@ -520,8 +495,9 @@ tutti_status tu_hosts_reduce(tu_hosts *hosts, tu_task *task) {
     bool gathered = is_gathered(hosts, task, bytes);
     tu_slice slice = wanted(hosts, task, total);
     tutti_status status = TUTTI_OK;
-    if (gathered && task->info.reduction == TUTTI_PREMUL_SUM)
-        status = gather_factors(hosts, task, task->state->factors, UINT32_MAX - (uint32_t)hosts->group->size);
+    if (gathered && task->info.reduction == TUTTI_PREMUL_SUM) /* the factors of all ranks */
+        status = tu_hosts_gather(hosts, task, &task->factor, (unsigned char *)task->state->factors,
+                                 &(tu_shares){ .each = sizeof(double) }, UINT32_MAX - (uint32_t)hosts->group->size);
     size_t block = block_count(hosts, task, gathered);
     unsigned char *results = NULL;
     bool whole = slice.count == total; /* results go where they belong at once */

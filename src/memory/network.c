@@ -20,8 +20,8 @@
 
 #define LOOK_SLICE (50 * TU_MILLISECOND) /* of a wait for a peer's record */
 #define CLOSE_LIMIT (3 * TU_SECOND)      /* for what was sent to leave, when the world closes */
-#define SHORT_NAP (1 * TU_MILLISECOND)   /* of the thread, while a call is under way: it drives the network */
-#define LONG_NAP (16 * TU_MILLISECOND)
+#define SHORT_NAP (1 * TU_MILLISECOND)   /* of the thread, while calls come and go: they drive the network */
+#define LONG_NAP (16 * TU_MILLISECOND)   /* and while one of them lasts */
 #define BROKEN_AFTER \
     (300 * TU_MILLISECOND) /* for somebody to tell why a connection broke, or for its other end to come */
 #define IDLE_SLEEP 1000    /* milliseconds */
@@ -124,6 +124,10 @@ void tu_network_fragment(tu_network *network, tu_dispatch *dispatch, const tu_ne
         dispatch->failed = true;
     else if (!finished)
         dispatch->under_way++;
+    if (header->kind < TU_NETWORK_KINDS) {
+        network->sent[header->kind].messages++;
+        network->sent[header->kind].bytes += bytes;
+    }
     network->stirred = true;
 }
 
@@ -233,8 +237,8 @@ static bool orphaned(tu_network *network, const tu_network_header *header, const
     return true;
 }
 
-static bool arrived(void *owner, const void *bytes_of_header, size_t header_bytes, const void *data, size_t bytes,
-                    void *parcel) {
+bool tu_network_arrived(void *owner, const void *bytes_of_header, size_t header_bytes, const void *data, size_t bytes,
+                        void *parcel) {
     tu_network *network = owner;
     tu_network_header header = { 0 };
     memcpy(&header, bytes_of_header, header_bytes < sizeof header ? header_bytes : sizeof header);
@@ -313,24 +317,44 @@ static void cut_off(tu_network *network) {
         }
 }
 
-static const tu_network_events events = { .arrived = arrived, .sent = sent, .lost = tu_network_lost };
+static const tu_network_events events = { .arrived = tu_network_arrived, .sent = sent, .lost = tu_network_lost };
 
-void tu_network_drive(tu_network *network) {
-    network->drives++;
-    while (network->part->progress(network->state))
-        network->stirred = true;
-    if (network->cutting)
-        cut_off(network);
+static void settle(tu_network *network) {
     while (network->settling) {
         network->settling = false;
         for (tu_network_group *side = network->groups; side != NULL; side = side->next)
             tu_network_group_settle(side);
     }
+}
+
+static bool never(void *argument) {
+    (void)argument;
+    return false;
+}
+
+void tu_network_drive(tu_network *network) {
+    (void)tu_network_drive_until(network, never, NULL);
+}
+
+/* A look at the sockets is a system call, and one that finds nothing costs as much as one that does: whoever has what
+ * it waits for does not make it. */
+bool tu_network_drive_until(tu_network *network, bool (*ready)(void *argument), void *argument) {
+    bool any, over;
+    network->drives++;
+    do {
+        any = network->part->progress(network->state);
+        network->stirred |= any;
+        if (network->cutting)
+            cut_off(network);
+        settle(network);
+        over = ready(argument);
+    } while (any && !over);
     if (network->stirred && network->sleepers > 0) {
         uint64_t count = (uint64_t)network->sleepers;
         (void)!write(network->bell, &count, sizeof count); /* full: they are awake already */
     }
     network->stirred = false;
+    return over;
 }
 
 /* ---- the thread ---- */
@@ -359,20 +383,27 @@ void tu_network_sleep(tu_network *network, int milliseconds) {
     network->sleepers--;
 }
 
+/* Where calls follow each other the thread naps between short looks: neither what comes for them nor their end wakes
+ * it, which would cost each of them more than their message. A call that lasts lets it nap longer, and wakes it when it
+ * leaves; when none came during a nap, or one goes to sleep itself, the thread sleeps on the network's descriptor. */
 static void *tend(void *argument) {
     tu_network *network = argument;
     int64_t length = SHORT_NAP;
+    uint64_t entries = 0;
     pthread_mutex_lock(&network->lock);
     while (!network->ending) {
-        if (network->callers > 0) {
-            uint64_t drives = network->drives;
+        uint64_t drives = network->drives;
+        bool lasts = network->callers > 0 && network->entries == entries;
+        bool recent = network->entries != entries && !network->handed_over;
+        network->handed_over = false;
+        if (network->callers > 0 || recent) {
+            length = lasts && length * 2 < LONG_NAP ? length * 2 : lasts ? LONG_NAP : SHORT_NAP;
+            entries = network->entries;
             nap(network, length);
-            length = length * 2 < LONG_NAP ? length * 2 : LONG_NAP;
             if (network->drives == drives) /* they are busy with something else */
                 tu_network_drive(network);
             continue;
         }
-        length = SHORT_NAP;
         tu_network_drive(network);
         tu_network_sleep(network, IDLE_SLEEP);
     }
@@ -715,4 +746,13 @@ tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait,
         status = connect_to(network, rank);
     pthread_mutex_unlock(&network->looking);
     return status;
+}
+
+int tu_network_connections(tu_network *network) {
+    int count = 0;
+    pthread_mutex_lock(&network->lock);
+    for (int rank = 0; rank < network->world->size; rank++)
+        count += network->peers[rank].connected;
+    pthread_mutex_unlock(&network->lock);
+    return count;
 }

@@ -10,8 +10,8 @@
 #include "memory/network_inner.h"
 #include "world/group.h"
 
-#define WINDOW ((uint64_t)4 << 20) /* bytes that a sender may be ahead of a member */
-#define COST ((uint64_t)256)       /* of a fragment, besides its data: a message without data is not for nothing */
+#define WINDOW TU_NETWORK_WINDOW
+#define COST TU_NETWORK_COST
 #define CHECK_INTERVAL (20 * TU_MILLISECOND)
 #define NEWS_TIME (700 * TU_MILLISECOND) /* for an agent to tell why a connection broke */
 #define ASK_AFTER (100 * TU_MILLISECOND)
@@ -30,8 +30,9 @@ static void take(tu_network_group *side, tu_receipt *receipt, const tu_network_h
     receipt->done = receipt->got == receipt->bytes;
     flow->owed += bytes + COST;
     if (flow->owed >= WINDOW / 4) {
-        side->owes = true;
-        side->network->settling = true;
+        tu_network_own(side->network, side->group->ranks[receipt->member], TU_NETWORK_TAKEN, side->group->key, 0,
+                       flow->owed, NULL, NULL, 0);
+        flow->owed = 0;
     }
     if (!receipt->done)
         return;
@@ -144,6 +145,7 @@ bool tu_network_group_arrived(tu_network_group *side, const tu_network_header *h
 void tu_network_enter(tu_network_group *side) {
     pthread_mutex_lock(&side->network->lock);
     side->network->callers++;
+    side->network->entries++;
     pthread_mutex_unlock(&side->network->lock);
 }
 
@@ -158,6 +160,7 @@ void tu_network_leave(tu_network_group *side) {
 void tu_network_rest(tu_network_group *side) {
     tu_network *network = side->network;
     pthread_mutex_lock(&network->lock);
+    network->handed_over = true;
     if (--network->callers == 0)
         pthread_cond_signal(&network->leaving);
     pthread_mutex_unlock(&network->lock);
@@ -252,21 +255,7 @@ static void push(tu_network_group *side, tu_dispatch *dispatch) {
     }
 }
 
-static void tell_taken(tu_network_group *side) {
-    side->owes = false;
-    for (int member = 0; member < side->group->size; member++) {
-        tu_network_flow *flow = &side->flows[member];
-        if (flow->owed < WINDOW / 4)
-            continue;
-        tu_network_own(side->network, side->group->ranks[member], TU_NETWORK_TAKEN, side->group->key, 0, flow->owed,
-                       NULL, NULL, 0);
-        flow->owed = 0;
-    }
-}
-
 void tu_network_group_settle(tu_network_group *side) {
-    if (side->owes)
-        tell_taken(side);
     for (tu_dispatch **link = &side->outgoing, *dispatch; (dispatch = *link) != NULL;) {
         push(side, dispatch);
         bool over = dispatch->failed || (dispatch->begun && dispatch->at == dispatch->bytes);
@@ -397,8 +386,7 @@ tutti_status tu_network_wait(tu_network_group *side, const tu_group_wait *wait, 
     uint32_t idle = 0, spins = wait->wait.spins > 0 ? SPINS : 20;
     for (;;) {
         pthread_mutex_lock(&network->lock);
-        tu_network_drive(network);
-        bool over = ready(argument), differs = side->other >= 0;
+        bool over = tu_network_drive_until(network, ready, argument), differs = side->other >= 0;
         pthread_mutex_unlock(&network->lock);
         if (over)
             return TUTTI_OK;

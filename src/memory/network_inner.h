@@ -84,16 +84,25 @@ struct tu_network {
     uint64_t closed[TU_NETWORK_CLOSED]; /* keys of the groups whose sides ended last: what comes is for nobody */
     unsigned closed_count;
     int callers;        /* threads in an operation: between tu_network_enter and tu_network_leave */
+    uint64_t entries;   /* how many have entered so far */
     uint64_t drives;    /* how often somebody has driven it */
     int sleepers, bell; /* threads that sleep on the descriptor and on this eventfd */
     bool stirred;       /* something came or left since the last look */
     bool settling;      /* a group has something to send on */
     bool cutting;       /* a peer is to be cut off */
     bool ending, napping;
-    uint64_t tokens; /* the last that was given to a get */
+    bool handed_over; /* a caller sleeps on its bell: the thread is to drive */
+    uint64_t tokens;  /* the last that was given to a get */
+    struct {
+        uint64_t messages, bytes;
+    } sent[TU_NETWORK_KINDS]; /* so far, by kind; a fragment counts as a message */
     pthread_t thread;
     pthread_cond_t leaving; /* the last caller left while the thread naps, or the network ends */
 };
+
+#define TU_NETWORK_WINDOW ((uint64_t)4 << 20) /* bytes that a sender may be ahead of a member */
+/* Of a fragment, besides its data: a message without data is not for nothing. */
+#define TU_NETWORK_COST ((uint64_t)256)
 
 /* How far a member and this rank are in each other's messages. */
 typedef struct tu_network_flow {
@@ -126,7 +135,6 @@ struct tu_network_group {
     tu_network_said other_said;
     bool unequal; /* with `other`: see tu_network_other_call */
     uint64_t sent_bytes, expected_bytes;
-    bool owes;
     tu_network_letters *letters;   /* by member */
     _Atomic uint32_t letter_count; /* that were not taken; written with the lock held */
     tu_network_flow *puts;         /* by member */
@@ -136,8 +144,13 @@ struct tu_network_group {
 
 /* With the lock held. */
 void tu_network_drive(tu_network *network); /* progress, and what follows from it */
+/* The same until ready(argument), which only looks; whether it is. */
+bool tu_network_drive_until(tu_network *network, bool (*ready)(void *argument), void *argument);
 /* Sleeps until something comes, or the milliseconds are over. Under the lock, which is given up meanwhile. */
 void tu_network_sleep(tu_network *network, int milliseconds);
+/* Whatever came from the wire; nothing of it is believed. As tu_network_events.arrived. */
+bool tu_network_arrived(void *owner, const void *header, size_t header_bytes, const void *data, size_t bytes,
+                        void *parcel);
 void tu_network_lost(void *owner, int rank, const char *why); /* owner: the network */
 void tu_network_own(tu_network *network, int peer, tu_network_kind kind, uint64_t key, uint64_t sequence,
                     uint64_t offset, const tu_network_said *said, const void *data, size_t bytes);
@@ -174,5 +187,7 @@ void tu_network_letters_settle(tu_network_group *side, int rank); /* there is a 
 void tu_network_letter_keep(tu_network_group *side, int member, tu_network_kept *kept);
 void tu_network_letter_read(tu_network_group *side, int member, uint64_t bytes);
 tutti_status tu_network_get(tutti_world *world, tu_network **network);
+/* Peers that this rank is connected to. */
+int tu_network_connections(tu_network *network);
 
 #endif
