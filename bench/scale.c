@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * How opening grows with the number of ranks: a world of n processes opens, meets in a barrier and closes, for n from
- * 16 up in steps of two; then the same with threads.
+ * How things grow with the number of ranks.
  *
  *     bench/scale [LARGEST [ROUNDS]]        default 256, 3
+ *     bench/scale simulate [HOSTS EACH] [--latency US] [--gbit RATE] [--overhead US] [OPERATION:TYPE:COUNT…]
+ *
+ * The first opens a world of n processes on this host, meets in a barrier and closes, for n from 16 up in steps of two;
+ * then the same with threads.
+ *
+ * The second runs the collectives between hosts on a virtual clock (scale/simulation.h): without numbers for 2 to 1000
+ * hosts, of up to 100 000 ranks. Messages and bytes are what a real run sends; times are what a network with that
+ * latency and that rate per host takes, where they, and not the processors, decide.
  *
  * Shown are, per rank: processor time in ms (user and system, of all ranks together, divided by n), the bytes of shared
  * memory that the job holds, and the descriptors of one rank. What grows at most in proportion to n in these columns is
@@ -21,6 +28,7 @@
 
 #include "base/clock.h"
 #include "job/page.h"
+#include "scale/simulation.h"
 #include "world/world.h"
 
 typedef struct figures {
@@ -93,7 +101,96 @@ static int measure(tutti_spawn_kind kind, const char *name, int largest, int rou
     return 0;
 }
 
+/* ---- simulated ---- */
+
+static const char *const usual_calls[] = { "barrier:u8:0",          "all_reduce:f32:2",        "all_reduce:f32:1024",
+                                           "all_reduce:f32:262144", "all_reduce:f32:16777216", "all_gather:u8:4096",
+                                           "broadcast:u8:1048576",  "broadcast:u8:67108864" };
+static const struct {
+    int hosts, each;
+} usual_worlds[] = { { 2, 1 }, { 2, 64 }, { 4, 64 }, { 16, 64 }, { 64, 100 }, { 256, 100 }, { 1000, 100 } };
+
+static bool read_call(const char *text, simulation_call *call) {
+    char name[64], dtype[16];
+    *call = (simulation_call){ .reduction = TUTTI_SUM };
+    if (sscanf(text, "%63[^:]:%15[^:]:%zu", name, dtype, &call->count) != 3 ||
+        tutti_dtype_parse(dtype, &call->dtype) != TUTTI_OK)
+        return false;
+    call->operation = tu_operation_find(name);
+    return tu_operation_row_of(call->operation)->kind == TU_KIND_BARRIER ||
+           tu_operation_row_of(call->operation)->kind == TU_KIND_REDUCTION ||
+           tu_operation_row_of(call->operation)->kind == TU_KIND_MOVE;
+}
+
+static int simulate_call(const char *text, int hosts, int each, const simulation_model *model) {
+    simulation_call call;
+    if (!read_call(text, &call)) {
+        fprintf(stderr, "%s: must be like all_reduce:f32:1000\n", text);
+        return 2;
+    }
+    int *ranks = malloc((size_t)hosts * sizeof *ranks);
+    for (int host = 0; ranks != NULL && host < hosts; host++)
+        ranks[host] = each;
+    simulation *made = ranks != NULL ? simulation_open(ranks, hosts, false, model) : NULL;
+    double seconds = made != NULL ? simulation_run(made, &call) : -1;
+    uint64_t messages = 0, bytes = 0;
+    int connections = 0;
+    for (int rank = 0; seconds >= 0 && rank < hosts * each; rank++) {
+        simulation_traffic sent = simulation_sent(made, rank);
+        messages += sent.messages + sent.taken;
+        bytes += sent.bytes;
+        connections = sent.connections > connections ? sent.connections : connections;
+    }
+    if (seconds >= 0)
+        printf("%6d x %-5d %8d  %-26s %12llu %16llu %12d %14.1f\n", hosts, each, hosts * each, text,
+               (unsigned long long)messages, (unsigned long long)bytes, connections, 1e6 * seconds);
+    fflush(stdout);
+    simulation_close(made);
+    free(ranks);
+    return seconds < 0;
+}
+
+static int simulate(int count, char **arguments) {
+    simulation_model model = { .latency = 10e-6, .overhead = 1e-6, .compute = 1e-10, .meeting = 1e-6 };
+    double rate = 100;
+    int hosts = 0, each = 0, failed = 0, at = 0;
+    if (count >= 2 && atoi(arguments[0]) > 0 && atoi(arguments[1]) > 0) {
+        hosts = atoi(arguments[0]);
+        each = atoi(arguments[1]);
+        at = 2;
+    }
+    for (; at + 1 < count && strncmp(arguments[at], "--", 2) == 0; at += 2) {
+        double value = atof(arguments[at + 1]);
+        if (strcmp(arguments[at], "--latency") == 0)
+            model.latency = value * 1e-6;
+        else if (strcmp(arguments[at], "--overhead") == 0)
+            model.overhead = value * 1e-6;
+        else if (strcmp(arguments[at], "--gbit") == 0 && value > 0)
+            rate = value;
+        else
+            failed = 2;
+    }
+    model.byte = 8e-9 / rate;
+    if (failed != 0) {
+        fprintf(stderr, "usage: scale simulate [HOSTS EACH] [--latency US] [--gbit RATE] [--overhead US] [CALL…]\n");
+        return failed;
+    }
+    printf("latency %g us, %g Gbit/s per host, overhead %g us\n%6s   %-5s %8s  %-26s %12s %16s %12s %14s\n",
+           model.latency * 1e6, rate, model.overhead * 1e6, "hosts", "each", "ranks", "call", "messages", "bytes",
+           "connections", "us");
+    int calls = at < count ? count - at : (int)(sizeof usual_calls / sizeof *usual_calls);
+    int worlds = hosts > 0 ? 1 : (int)(sizeof usual_worlds / sizeof *usual_worlds);
+    for (int call = 0; call < calls && failed == 0; call++)
+        for (int world = 0; world < worlds && failed == 0; world++)
+            failed = simulate_call(at < count ? arguments[at + call] : usual_calls[call],
+                                   hosts > 0 ? hosts : usual_worlds[world].hosts,
+                                   hosts > 0 ? each : usual_worlds[world].each, &model);
+    return failed;
+}
+
 int main(int count, char **arguments) {
+    if (count > 1 && strcmp(arguments[1], "simulate") == 0)
+        return simulate(count - 2, arguments + 2);
     int largest = count > 1 ? atoi(arguments[1]) : 256, rounds = count > 2 ? atoi(arguments[2]) : 3;
     if (largest < 16 || rounds < 1) {
         fprintf(stderr, "usage: scale [LARGEST [ROUNDS]], with at least 16 ranks and 1 round\n");

@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What collectives send to other hosts: counted in a job, or by the simulation of bench/scale. Both print the same
+ * lines.
+ *
+ *     traffic real|simulated HOSTS [--round-robin] OPERATION:TYPE:COUNT…
+ *
+ * HOSTS is a list like 2,1,2: how many ranks each has. With --round-robin the group has one rank of each host in turn.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <tutti/collective.h>
+#include <tutti/world.h>
+
+#include "memory/network_inner.h"
+#include "simulation.h"
+
+#define MOST_HOSTS 64
+#define MOST_RANKS 1024
+
+typedef struct setting {
+    int each[MOST_HOSTS], hosts, size;
+    bool round_robin;
+} setting;
+
+static int complain(const char *what) {
+    fprintf(stderr, "traffic: %s: %s\n", what, tutti_error_message());
+    return 1;
+}
+
+static void print(int rank, const char *call, const simulation_traffic *sent) {
+    printf("rank %d after %s: %llu messages, %llu bytes, %llu times taken, %d connections\n", rank, call,
+           (unsigned long long)sent->messages, (unsigned long long)sent->bytes, (unsigned long long)sent->taken,
+           sent->connections);
+}
+
+/* "all_reduce:f32:1000" */
+static bool parse_call(const char *text, simulation_call *call) {
+    char name[64], dtype[16];
+    *call = (simulation_call){ .reduction = TUTTI_SUM };
+    if (sscanf(text, "%63[^:]:%15[^:]:%zu", name, dtype, &call->count) != 3 ||
+        tutti_dtype_parse(dtype, &call->dtype) != TUTTI_OK)
+        return false;
+    call->operation = tu_operation_find(name);
+    return call->operation != 0;
+}
+
+/* ---- in a job ---- */
+
+static tutti_status run(tutti_group *group, const simulation_call *call, const void *in, void *out) {
+    size_t count = call->count;
+    switch (call->operation) {
+    case TU_OPERATION_BARRIER:
+        return tutti_barrier(group, NULL);
+    case TU_OPERATION_ALL_REDUCE:
+        return tutti_all_reduce(group, in, out, count, call->dtype, call->reduction, NULL);
+    case TU_OPERATION_REDUCE:
+        return tutti_reduce(group, in, out, count, call->dtype, call->reduction, call->root, NULL);
+    case TU_OPERATION_REDUCE_SCATTER:
+        return tutti_reduce_scatter(group, in, out, count, call->dtype, call->reduction, NULL);
+    case TU_OPERATION_ALL_GATHER:
+        return tutti_all_gather(group, in, out, count, call->dtype, NULL);
+    case TU_OPERATION_BROADCAST:
+        return tutti_broadcast(group, in, out, count, call->dtype, call->root, NULL);
+    case TU_OPERATION_GATHER:
+        return tutti_gather(group, in, out, count, call->dtype, call->root, NULL);
+    case TU_OPERATION_SCATTER:
+        return tutti_scatter(group, in, out, count, call->dtype, call->root, NULL);
+    case TU_OPERATION_ALL_TO_ALL:
+        return tutti_all_to_all(group, in, out, count, call->dtype, NULL);
+    default:
+        return TUTTI_ERROR_ARGUMENT;
+    }
+}
+
+static simulation_traffic count_sent(tutti_world *world) {
+    simulation_traffic sent = { 0 };
+    tu_network *network;
+    if (tu_network_get(world, &network) != TUTTI_OK)
+        return sent;
+    sent.connections = tu_network_connections(network);
+    pthread_mutex_lock(&network->lock);
+    sent.messages = network->sent[TU_NETWORK_DATA].messages;
+    sent.bytes = network->sent[TU_NETWORK_DATA].bytes;
+    sent.taken = network->sent[TU_NETWORK_TAKEN].messages;
+    pthread_mutex_unlock(&network->lock);
+    return sent;
+}
+
+/* One rank of each host in turn. */
+static tutti_status make_group(tutti_world *world, const setting *of, tutti_group **group) {
+    int ranks[MOST_RANKS], count = 0, first[MOST_HOSTS] = { 0 };
+    for (int host = 1; host < of->hosts; host++)
+        first[host] = first[host - 1] + of->each[host - 1];
+    for (int turn = 0; count < of->size; turn++)
+        for (int host = 0; host < of->hosts; host++)
+            if (turn < of->each[host])
+                ranks[count++] = first[host] + turn;
+    return tutti_group_new(world, ranks, of->size, TUTTI_OPTIONS(tutti_group_options, .keep_order = true), group);
+}
+
+static int count_in_job(const setting *of, char **calls, int call_count) {
+    tutti_world *world;
+    tutti_group *group = NULL;
+    if (tutti_world_open(NULL, &world) != TUTTI_OK)
+        return complain("world");
+    if (of->round_robin && make_group(world, of, &group) != TUTTI_OK)
+        return complain("group");
+    tutti_group *used = group != NULL ? group : tutti_world_group(world);
+    int result = 0;
+    for (int i = 0; i < call_count && result == 0; i++) {
+        simulation_call call;
+        if (!parse_call(calls[i], &call))
+            return complain(calls[i]);
+        size_t room = (call.count * tutti_dtype_size(call.dtype) * (size_t)of->size / 64 + 1) * 64;
+        unsigned char *memory = calloc(2, room);
+        if (memory == NULL || run(used, &call, memory, memory + room) != TUTTI_OK)
+            result = complain(calls[i]);
+        free(memory);
+        simulation_traffic sent = count_sent(world);
+        print(tutti_group_rank(used), calls[i], &sent);
+    }
+    tutti_group_release(group);
+    return tutti_world_close(world) == TUTTI_OK ? result : complain("close");
+}
+
+/* ---- simulated ---- */
+
+static int count_simulated(const setting *of, char **calls, int call_count) {
+    simulation_model model = { .latency = 1e-5, .overhead = 1e-6, .gap = 1e-6, .byte = 1e-9, .compute = 1e-10 };
+    simulation *made = simulation_open(of->each, of->hosts, of->round_robin, &model);
+    int result = 0;
+    for (int i = 0; i < call_count && result == 0; i++) {
+        simulation_call call;
+        if (!parse_call(calls[i], &call) || simulation_run(made, &call) < 0)
+            result = complain(calls[i]);
+        for (int rank = 0; rank < of->size && result == 0; rank++) {
+            simulation_traffic sent = simulation_sent(made, rank);
+            print(rank, calls[i], &sent);
+        }
+    }
+    simulation_close(made);
+    return result;
+}
+
+int main(int count, char **arguments) {
+    setting of = { 0 };
+    int next = 3;
+    char *list = count > 2 ? arguments[2] : NULL;
+    for (char *item; list != NULL && (item = strsep(&list, ",")) != NULL && of.hosts < MOST_HOSTS; of.hosts++)
+        of.size += of.each[of.hosts] = atoi(item);
+    if (count < 4 || of.size < 1 || of.size > MOST_RANKS) {
+        fprintf(stderr, "usage: traffic real|simulated HOSTS [--round-robin] OPERATION:TYPE:COUNT…\n");
+        return 2;
+    }
+    if (strcmp(arguments[next], "--round-robin") == 0) {
+        of.round_robin = true;
+        next++;
+    }
+    return strcmp(arguments[1], "real") == 0 ? count_in_job(&of, arguments + next, count - next)
+                                             : count_simulated(&of, arguments + next, count - next);
+}
