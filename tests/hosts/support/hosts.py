@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hosts made of network namespaces, for tests as root: each has a name of its own (UTS), an address 10.77.N.I and a veth
-to a bridge in a namespace of its own, so that a cable can be pulled (link down) or cut for some (nftables). Names carry
-this process's pid; what a killed test left behind is removed by the next one that starts."""
+to a bridge in a namespace of its own, so that a cable can be pulled (link down) or cut for some (nftables); two hosts may
+also be joined by one veth pair and nothing else (direct). Cables may delay, reorder, lose and repeat: by netem where the
+kernel has it, else by the program forward.c between two TAP devices. Names carry this process's pid; what a killed test left behind is removed by the next one that starts."""
 import atexit
+import functools
 import os
 import shutil
 import signal
@@ -13,6 +15,7 @@ sys.path.insert(0, os.path.join(os.environ["TEST_SOURCE"], "tests", "tool", "sup
 from cases import wait_for  # noqa: E402
 
 PREFIX = "tuttitest"
+FORWARD = os.path.join(os.environ["TEST_BUILD"], "tests", "support", "forward")
 
 
 def why_not():
@@ -31,6 +34,23 @@ def why_not():
 
 def run(*command, check=True):
     return subprocess.run(command, check=check, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+@functools.lru_cache(maxsize=None)
+def has_netem():
+    """Whether the kernel delays, reorders and loses by itself."""
+    name = f"{PREFIX}-{os.getpid()}-netem"
+    run("ip", "netns", "add", name, check=False)
+    made = shutil.which("tc") is not None and run("tc", "-n", name, "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms", check=False).returncode == 0
+    run("ip", "netns", "del", name, check=False)
+    return made
+
+
+def no_faults():
+    """Why cables can have no faults here; None when they can."""
+    if has_netem() or (os.path.exists("/dev/net/tun") and os.path.exists(FORWARD)):
+        return None
+    return "cables with faults need netem or /dev/net/tun"
 
 
 def alive(pid):
@@ -63,8 +83,10 @@ def remove_stale():
 class Hosts:
     """with Hosts(2) as hosts: hosts.start(0, [...])"""
 
-    def __init__(self, count):
+    def __init__(self, count, direct=False, forward=None):
         self.count = count
+        self.direct = direct  # one cable between two hosts
+        self.faults = forward  # of every cable to the switch: delay and jitter in ms; reorder, loss and repeat in percent
         self.names = [f"{PREFIX}-{os.getpid()}-{'abcdefgh'[i]}" for i in range(count)]
         self.switch = f"{PREFIX}-{os.getpid()}-switch"
         self.processes = []
@@ -77,17 +99,62 @@ class Hosts:
         atexit.register(self.close)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: sys.exit(1))
+        for name in self.names:
+            run("ip", "netns", "add", name)
+            run("ip", "-n", name, "link", "set", "lo", "up")
+        if self.direct:
+            run("ip", "-n", self.names[0], "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", self.names[1])
+        else:
+            self.join_by_a_switch()
+        for host, name in enumerate(self.names):
+            run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+            run("ip", "-n", name, "link", "set", "eth0", "up")
+        return self
+
+    def join_by_a_switch(self):
         run("ip", "netns", "add", self.switch)
         run("ip", "-n", self.switch, "link", "add", "bridge", "type", "bridge")
         run("ip", "-n", self.switch, "link", "set", "bridge", "up")
         for host, name in enumerate(self.names):
-            run("ip", "netns", "add", name)
-            run("ip", "-n", name, "link", "set", "lo", "up")
-            run("ip", "-n", self.switch, "link", "add", f"port{host}", "type", "veth", "peer", "name", "eth0", "netns", name)
+            if self.faults is None or not self.forward(host):
+                run("ip", "-n", self.switch, "link", "add", f"port{host}", "type", "veth", "peer", "name", "eth0", "netns", name)
             run("ip", "-n", self.switch, "link", "set", f"port{host}", "master", "bridge", "up")
-            run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
-            run("ip", "-n", name, "link", "set", "eth0", "up")
-        return self
+            if self.faults is not None and has_netem():
+                self.disturb(host)
+
+    def forward(self, host):
+        """A cable with faults, where the kernel has no netem."""
+        if has_netem():
+            return False
+        options = [word for name, value in self.faults.items() for word in (f"--{name}", str(value))]
+        process = subprocess.Popen([FORWARD, self.names[host], "eth0", self.switch, f"port{host}", *options, "--seed", str(host + 1)],
+                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        self.processes.append(process)
+        assert process.stdout.readline() == "ready\n", "the forwarder has not made its devices"
+        return True
+
+    def disturb(self, host):
+        of = {"delay": 0, "jitter": 0, "reorder": 0, "loss": 0, "repeat": 0, **self.faults}
+        for name, device in ((self.names[host], "eth0"), (self.switch, f"port{host}")):
+            run("tc", "-n", name, "qdisc", "add", "dev", device, "root", "netem", "delay", f"{max(of['delay'], 0.1)}ms", f"{of['jitter']}ms",
+                "loss", f"{of['loss']}%", "duplicate", f"{of['repeat']}%", "reorder", f"{of['reorder']}%")
+
+    def limit(self, host, rate):
+        """What the host sends goes at that rate at most, like 100mbit. Why it does not; None when it does."""
+        if shutil.which("tc") is None:
+            return "limiting a rate needs tc (iproute2)"
+        limited = run("tc", "-n", self.names[host], "qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "32kb", "latency", "100ms",
+                      check=False)
+        return f"this kernel limits no rate: {limited.stderr.strip()}" if limited.returncode != 0 else None
+
+    def lose(self, host, percent):
+        """Of the packets that come to the host so many are dropped. Why not; None when they are."""
+        if shutil.which("nft") is None:
+            return "dropping packets needs nft"
+        rules = ("table ip lose {\nchain in {\ntype filter hook input priority 0;\n"
+                 f"numgen random mod 100 < {percent} drop\n}}\n}}\n")
+        made = subprocess.run(["ip", "netns", "exec", self.names[host], "nft", "-f", "-"], input=rules, text=True, capture_output=True)
+        return f"nft cannot drop packets here: {made.stderr.strip()}" if made.returncode != 0 else None
 
     def __exit__(self, *_):
         self.close()
@@ -104,8 +171,8 @@ class Hosts:
         atexit.unregister(self.close)
 
     def command(self, host, command):
-        """The command line that runs a command there."""
-        return ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "sh", "-c",
+        """The command line that runs a command there. Other libraries tell hosts by their System V shared memory (--ipc)."""
+        return ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "--ipc", "sh", "-c",
                 f'hostname {"abcdefgh"[host]} && exec "$@"', "sh", *command]
 
     def start(self, host, command, **options):
