@@ -30,7 +30,8 @@ PATIENCE = 180  # seconds for one turn
 class Contender:
     """Ranks of one library, each with a pipe for commands and one for answers."""
 
-    def __init__(self, name, label, command, ranks, cpus, environments=None):
+    def __init__(self, name, label, command, ranks, cpus, environments=None, places=None):
+        """One process per environment, or one. places: what stands before the command, for each process."""
         self.name, self.label, self.ranks = name, label, ranks
         self.folder = tempfile.mkdtemp(prefix="peers-")
         self.commands, self.answers, self.rest = [], [], [b""] * ranks
@@ -40,11 +41,11 @@ class Contender:
             # Both ends, so that opening does not wait and nobody sees an end of file in between.
             self.commands.append(os.open(f"{self.folder}/commands.{rank}", os.O_RDWR))
             self.answers.append(os.open(f"{self.folder}/answers.{rank}", os.O_RDWR | os.O_NONBLOCK))
-        arguments = [*command, self.folder, cpus]
         self.log = open(f"{self.folder}/log", "w+")
-        self.processes = [subprocess.Popen(arguments, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log,
-                                           start_new_session=True)
-                          for environment in (environments or [{}])]
+        environments = environments or [{}]
+        self.processes = [subprocess.Popen([*place, *command, self.folder, cpus], env={**os.environ, **environment}, stdin=subprocess.DEVNULL,
+                                           stdout=self.log, stderr=self.log, start_new_session=True)
+                          for environment, place in zip(environments, places or [[]] * len(environments))]
 
     def failed(self, why):
         self.log.flush()

@@ -17,6 +17,7 @@ static const bool peer_exact = true;
 static tutti_world *world;
 static tutti_group *group;
 static tutti_dtype dtype = TUTTI_F32;
+static tutti_peers *output_peers; /* of the symmetric output */
 
 static void must(tutti_status status) {
     if (status == TUTTI_OK)
@@ -59,6 +60,7 @@ static void *symmetric_buffer(int which, size_t bytes) {
         must(tutti_memory_alloc(world, bytes > 4096 ? bytes : 4096, NULL, &blocks[which]));
         must(tutti_memory_rendezvous(blocks[which], group, &peers_of[which]));
     }
+    output_peers = peers_of[1];
     return tutti_memory_data(blocks[which]);
 }
 
@@ -122,6 +124,21 @@ static void exchange(const float *in, float *out, size_t half) {
     must(tutti_batch_end(call.batch, NULL));
 }
 
+/* Rank 0 writes into the last one's block, which says that it has it: with no bytes a signal to and fro. */
+static void put(const void *in, size_t bytes) {
+    tutti_peers *peers = output_peers;
+    int last = size - 1;
+    if (rank == 0) {
+        if (bytes > 0)
+            must(tutti_peers_put(peers, last, 0, in, bytes, NULL));
+        must(tutti_peers_signal(peers, last, 0, NULL));
+        must(tutti_peers_wait_signal(peers, last, 0, NULL));
+    } else if (rank == last) {
+        must(tutti_peers_wait_signal(peers, 0, 0, NULL));
+        must(tutti_peers_signal(peers, 0, 0, NULL));
+    }
+}
+
 static void peer_run(peer_operation operation, const void *in, void *out, size_t count) {
     switch (operation) {
     case ALL_REDUCE:
@@ -147,6 +164,12 @@ static void peer_run(peer_operation operation, const void *in, void *out, size_t
         break;
     case HANDOVER:
         hand_over();
+        break;
+    case PUT:
+        put(in, count * peer_element());
+        break;
+    case SIGNAL:
+        put(in, 0);
         break;
     default:
         fprintf(stderr, "Tutti has no %s here\n", operation_names[operation]);

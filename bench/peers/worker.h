@@ -36,12 +36,14 @@ typedef enum peer_operation {
     COPY,
     COPY_STREAM,
     HANDOVER,
+    PUT,
+    SIGNAL,
     OPERATIONS
 } peer_operation;
 
 static const char *const operation_names[OPERATIONS] = { "barrier",     "all_reduce", "all_gather", "reduce_scatter",
                                                          "broadcast",   "all_to_all", "exchange",   "copy",
-                                                         "copy_stream", "handover" };
+                                                         "copy_stream", "handover",   "put",        "signal" };
 
 /* What a contender provides. Errors end the process with a message. */
 static void peer_open(int *argc, char ***argv, int *rank, int *size);
@@ -52,7 +54,8 @@ static size_t peer_element(void); /* bytes of the type last understood */
 /* Buffers of at least `bytes`; alike on all ranks, so that it may communicate. */
 static void *peer_buffer(int which, size_t bytes, bool symmetric);
 /* `count` is one rank's share. The broadcast is in place, in `out`. An exchange sends half of it to the next rank and
- * half to the one before, and receives as much from them, as a batch. */
+ * half to the one before, and receives as much from them, as a batch. A put goes from rank 0 to the last one, which
+ * then says that it has it; a signal goes there and back. */
 static void peer_run(peer_operation operation, const void *in, void *out, size_t count);
 /* Fills with values of a rank, from element `first` on. */
 static void peer_fill(void *to, size_t first, size_t count, int rank);
