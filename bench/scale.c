@@ -110,21 +110,9 @@ static const struct {
     int hosts, each;
 } usual_worlds[] = { { 2, 1 }, { 2, 64 }, { 4, 64 }, { 16, 64 }, { 64, 100 }, { 256, 100 }, { 1000, 100 } };
 
-static bool read_call(const char *text, simulation_call *call) {
-    char name[64], dtype[16];
-    *call = (simulation_call){ .reduction = TUTTI_SUM };
-    if (sscanf(text, "%63[^:]:%15[^:]:%zu", name, dtype, &call->count) != 3 ||
-        tutti_dtype_parse(dtype, &call->dtype) != TUTTI_OK)
-        return false;
-    call->operation = tu_operation_find(name);
-    return tu_operation_row_of(call->operation)->kind == TU_KIND_BARRIER ||
-           tu_operation_row_of(call->operation)->kind == TU_KIND_REDUCTION ||
-           tu_operation_row_of(call->operation)->kind == TU_KIND_MOVE;
-}
-
 static int simulate_call(const char *text, int hosts, int each, const simulation_model *model) {
     simulation_call call;
-    if (!read_call(text, &call)) {
+    if (!simulation_parse(text, &call)) {
         fprintf(stderr, "%s: must be like all_reduce:f32:1000\n", text);
         return 2;
     }

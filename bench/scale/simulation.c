@@ -461,6 +461,9 @@ static void begin(simulation *this, coroutine *rank, const simulation_call *call
                                            .reduction = (uint8_t)call->reduction,
                                            .count = call->count,
                                            .root = call->root };
+    rank->task.any_order = call->any_order;
+    if (call->any_order)
+        rank->task.info.algorithm = (uint8_t)simulated_hosts_choose(&rank->hosts, &rank->task);
     getcontext(&rank->context);
     rank->context.uc_stack.ss_sp = this->stacks + (size_t)number * STACK;
     rank->context.uc_stack.ss_size = STACK;
@@ -623,4 +626,19 @@ int simulation_size(const simulation *this) {
 
 simulation_traffic simulation_sent(const simulation *this, int rank) {
     return this->ranks[rank].traffic;
+}
+
+bool simulation_parse(const char *text, simulation_call *call) {
+    char name[64], dtype[16];
+    *call = (simulation_call){ .reduction = TUTTI_SUM };
+    if (sscanf(text, "%63[^:]:%15[^:]:%zu", name, dtype, &call->count) != 3 ||
+        tutti_dtype_parse(dtype, &call->dtype) != TUTTI_OK)
+        return false;
+    char *any = strstr(name, "+any");
+    call->any_order = any != NULL;
+    if (any != NULL)
+        *any = '\0';
+    call->operation = tu_operation_find(name);
+    tu_kind kind = tu_operation_row_of((unsigned)call->operation)->kind;
+    return kind == TU_KIND_BARRIER || kind == TU_KIND_REDUCTION || kind == TU_KIND_MOVE;
 }

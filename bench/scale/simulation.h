@@ -11,6 +11,7 @@
 #ifndef BENCH_SCALE_SIMULATION_H
 #define BENCH_SCALE_SIMULATION_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -30,7 +31,11 @@ typedef struct simulation_call {
     tutti_dtype dtype;
     tutti_reduction reduction;
     int root;
+    bool any_order; /* TUTTI_ORDER_ANY */
 } simulation_call;
+
+/* "all_reduce:f32:1000"; "all_reduce+any:f32:1000" for any order. False: it is no such call. */
+bool simulation_parse(const char *text, simulation_call *call);
 
 /* What a rank has sent to other hosts. */
 typedef struct simulation_traffic {

@@ -25,6 +25,7 @@ tutti_status simulated_hosts_gather(tu_hosts *hosts, tu_task *task, const void *
 tutti_status simulated_hosts_barrier(tu_hosts *hosts, tu_task *task);
 tutti_status simulated_hosts_move(tu_hosts *hosts, tu_task *task);
 tutti_status simulated_hosts_reduce(tu_hosts *hosts, tu_task *task);
+tutti_algorithm simulated_hosts_choose(const tu_hosts *hosts, const tu_task *task);
 
 /* A collective of the members on one host: they meet, and each copies so many bytes. */
 tutti_status simulated_here(tutti_group *here, size_t bytes);
@@ -44,6 +45,7 @@ void *simulated_touch(void *to, size_t bytes);
 #define tu_hosts_barrier simulated_hosts_barrier
 #define tu_hosts_move simulated_hosts_move
 #define tu_hosts_reduce simulated_hosts_reduce
+#define tu_hosts_choose simulated_hosts_choose
 #define tutti_barrier(here, call) ((void)(call), simulated_here(here, 0))
 #define tutti_broadcast(here, in, out, count, dtype, root, call) \
     ((void)(call), (void)(in), (void)(out), (void)(root), simulated_here(here, (count)*tutti_dtype_size(dtype)))

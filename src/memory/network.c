@@ -317,7 +317,9 @@ static void cut_off(tu_network *network) {
         }
 }
 
-static const tu_network_events events = { .arrived = tu_network_arrived, .sent = sent, .lost = tu_network_lost };
+static const tu_network_events events = {
+    .header_bytes = sizeof(tu_network_header), .arrived = tu_network_arrived, .sent = sent, .lost = tu_network_lost
+};
 
 static void settle(tu_network *network) {
     while (network->settling) {
@@ -333,12 +335,12 @@ static bool never(void *argument) {
 }
 
 void tu_network_drive(tu_network *network) {
-    (void)tu_network_drive_until(network, never, NULL);
+    (void)tu_network_drive_until(network, 1, never, NULL);
 }
 
 /* A look at the sockets is a system call, and one that finds nothing costs as much as one that does: whoever has what
  * it waits for does not make it. */
-bool tu_network_drive_until(tu_network *network, bool (*ready)(void *argument), void *argument) {
+bool tu_network_drive_until(tu_network *network, int looks, bool (*ready)(void *argument), void *argument) {
     bool any, over;
     network->drives++;
     do {
@@ -348,7 +350,8 @@ bool tu_network_drive_until(tu_network *network, bool (*ready)(void *argument), 
             cut_off(network);
         settle(network);
         over = ready(argument);
-    } while (any && !over);
+        looks = any ? looks : looks - 1;
+    } while (looks > 0 && !over);
     if (network->stirred && network->sleepers > 0) {
         uint64_t count = (uint64_t)network->sleepers;
         (void)!write(network->bell, &count, sizeof count); /* full: they are awake already */

@@ -17,6 +17,7 @@
 #define ASK_AFTER (100 * TU_MILLISECOND)
 #define SPINS 2000                    /* looks without an event before a waiting thread sleeps */
 #define ABANDON_SLEEP 5               /* milliseconds */
+#define LOOKS 4                       /* of them one after the other: each is a system call */
 #define ABANDON_LIMIT (2 * TU_SECOND) /* for messages of a failed operation to leave, to ranks that live */
 
 /* ---- taking ---- */
@@ -383,10 +384,10 @@ tutti_status tu_network_wait(tu_network_group *side, const tu_group_wait *wait, 
                              void *argument) {
     tu_network *network = side->network;
     int64_t next_check = 0, ask_at = 0;
-    uint32_t idle = 0, spins = wait->wait.spins > 0 ? SPINS : 20;
+    uint32_t idle = 0, spins = (wait->wait.spins > 0 ? SPINS : 20) / LOOKS;
     for (;;) {
         pthread_mutex_lock(&network->lock);
-        bool over = tu_network_drive_until(network, ready, argument), differs = side->other >= 0;
+        bool over = tu_network_drive_until(network, LOOKS, ready, argument), differs = side->other >= 0;
         pthread_mutex_unlock(&network->lock);
         if (over)
             return TUTTI_OK;
@@ -396,10 +397,8 @@ tutti_status tu_network_wait(tu_network_group *side, const tu_group_wait *wait, 
             return TUTTI_ERROR_STATE;
         if (atomic_load_explicit(wait->wait.interrupt, memory_order_relaxed) != 0)
             return TUTTI_ERROR_INTERRUPTED;
-        if (++idle < spins && idle % 64 != 0) {
-            tu_pause();
+        if (++idle < spins && idle % (64 / LOOKS) != 0)
             continue;
-        }
         int64_t now = tu_clock_now();
         if (now >= wait->wait.deadline)
             return TUTTI_ERROR_TIMEOUT;

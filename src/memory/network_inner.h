@@ -144,8 +144,8 @@ struct tu_network_group {
 
 /* With the lock held. */
 void tu_network_drive(tu_network *network); /* progress, and what follows from it */
-/* The same until ready(argument), which only looks; whether it is. */
-bool tu_network_drive_until(tu_network *network, bool (*ready)(void *argument), void *argument);
+/* The same until ready(argument), which only looks, or so many looks have found nothing; whether it is. */
+bool tu_network_drive_until(tu_network *network, int looks, bool (*ready)(void *argument), void *argument);
 /* Sleeps until something comes, or the milliseconds are over. Under the lock, which is given up meanwhile. */
 void tu_network_sleep(tu_network *network, int milliseconds);
 /* Whatever came from the wire; nothing of it is believed. As tu_network_events.arrived. */

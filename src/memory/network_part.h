@@ -16,6 +16,7 @@
 #define TU_NETWORK_ADDRESS_BYTES 1024 /* of an address, at most */
 
 typedef struct tu_network_events {
+    size_t header_bytes; /* of every message */
     /* A message came. Header and data are the backend's. True: the callee keeps the data until it gives back `parcel`;
      * where parcel is NULL it cannot, and copies what it needs. */
     bool (*arrived)(void *owner, const void *header, size_t header_bytes, const void *data, size_t bytes, void *parcel);

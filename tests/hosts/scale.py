@@ -17,7 +17,7 @@ if not os.path.exists(os.path.join(BUILD, "plugins", "libtutti-ucx.so")):
 # Short and long reductions, one, several and more than a window of fragments, wide accumulators, trees and rows of hosts.
 CALLS = ["barrier:u8:0", "all_reduce:f32:2", "all_reduce:f32:1000", "all_reduce:bf16:300000", "all_reduce:f64:1500000", "reduce:f32:200000",
          "reduce_scatter:f32:50000", "all_gather:u8:1000", "all_gather:u8:700000", "broadcast:u8:100", "broadcast:u8:9000000", "gather:f32:1000",
-         "scatter:f32:100000", "all_to_all:u8:5000", "all_to_all:u8:400000"]
+         "scatter:f32:100000", "all_to_all:u8:5000", "all_to_all:u8:400000", "all_reduce+any:f32:2", "all_reduce+any:f32:3000", "all_reduce+any:bf16:600000"]
 
 
 def compare(each, calls, options=()):

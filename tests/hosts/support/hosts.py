@@ -63,6 +63,12 @@ def alive(pid):
         return True
 
 
+def is_up(name):
+    """Whether the host's link carries something: the kernel says so a moment after both ends are up, and UCX asks it."""
+    link = run("ip", "-n", name, "-o", "link", "show", "eth0", check=False).stdout
+    return "LOWER_UP" in link and "state DOWN" not in link and "LOWERLAYERDOWN" not in link
+
+
 def remove(name):
     """A namespace and all that runs in it."""
     for pid in run("ip", "netns", "pids", name, check=False).stdout.split():
@@ -109,6 +115,7 @@ class Hosts:
         for host, name in enumerate(self.names):
             run("ip", "-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
             run("ip", "-n", name, "link", "set", "eth0", "up")
+        wait_for(lambda: all(map(is_up, self.names)), "the links of all hosts")
         return self
 
     def join_by_a_switch(self):

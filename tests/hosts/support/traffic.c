@@ -35,30 +35,21 @@ static void print(int rank, const char *call, const simulation_traffic *sent) {
            sent->connections);
 }
 
-/* "all_reduce:f32:1000" */
-static bool parse_call(const char *text, simulation_call *call) {
-    char name[64], dtype[16];
-    *call = (simulation_call){ .reduction = TUTTI_SUM };
-    if (sscanf(text, "%63[^:]:%15[^:]:%zu", name, dtype, &call->count) != 3 ||
-        tutti_dtype_parse(dtype, &call->dtype) != TUTTI_OK)
-        return false;
-    call->operation = tu_operation_find(name);
-    return call->operation != 0;
-}
-
 /* ---- in a job ---- */
 
 static tutti_status run(tutti_group *group, const simulation_call *call, const void *in, void *out) {
     size_t count = call->count;
+    tutti_call options = TUTTI_CALL_INIT;
+    options.order = call->any_order ? TUTTI_ORDER_ANY : 0;
     switch (call->operation) {
     case TU_OPERATION_BARRIER:
         return tutti_barrier(group, NULL);
     case TU_OPERATION_ALL_REDUCE:
-        return tutti_all_reduce(group, in, out, count, call->dtype, call->reduction, NULL);
+        return tutti_all_reduce(group, in, out, count, call->dtype, call->reduction, &options);
     case TU_OPERATION_REDUCE:
-        return tutti_reduce(group, in, out, count, call->dtype, call->reduction, call->root, NULL);
+        return tutti_reduce(group, in, out, count, call->dtype, call->reduction, call->root, &options);
     case TU_OPERATION_REDUCE_SCATTER:
-        return tutti_reduce_scatter(group, in, out, count, call->dtype, call->reduction, NULL);
+        return tutti_reduce_scatter(group, in, out, count, call->dtype, call->reduction, &options);
     case TU_OPERATION_ALL_GATHER:
         return tutti_all_gather(group, in, out, count, call->dtype, NULL);
     case TU_OPERATION_BROADCAST:
@@ -111,7 +102,7 @@ static int count_in_job(const setting *of, char **calls, int call_count) {
     int result = 0;
     for (int i = 0; i < call_count && result == 0; i++) {
         simulation_call call;
-        if (!parse_call(calls[i], &call))
+        if (!simulation_parse(calls[i], &call))
             return complain(calls[i]);
         size_t room = (call.count * tutti_dtype_size(call.dtype) * (size_t)of->size / 64 + 1) * 64;
         unsigned char *memory = calloc(2, room);
@@ -133,7 +124,7 @@ static int count_simulated(const setting *of, char **calls, int call_count) {
     int result = 0;
     for (int i = 0; i < call_count && result == 0; i++) {
         simulation_call call;
-        if (!parse_call(calls[i], &call) || simulation_run(made, &call) < 0)
+        if (!simulation_parse(calls[i], &call) || simulation_run(made, &call) < 0)
             result = complain(calls[i]);
         for (int rank = 0; rank < of->size && result == 0; rank++) {
             simulation_traffic sent = simulation_sent(made, rank);
