@@ -478,7 +478,7 @@ static tutti_status compare(const progress *state) {
 
 static void copy_payloads(const progress *state, char *payloads) {
     const tu_exchange *exchange = state->exchange;
-    for (int i = 0; i < exchange->count && exchange->bytes > 0; i++)
+    for (int i = 0; i < exchange->count && exchange->bytes > 0 && payloads != NULL; i++)
         memcpy(payloads + (size_t)i * exchange->bytes, i == exchange->me ? exchange->payload : state->got[i]->payload,
                exchange->bytes);
 }

@@ -167,7 +167,8 @@ typedef struct tu_exchange {
 
 #define TU_EXCHANGE_BYTES 4096
 
-/* payloads: room for count * bytes, in group order, one's own included. mappings: NULL when nobody gives a piece, else
+/* payloads: room for count * bytes, in group order, one's own included; NULL: this rank only tells. mappings: NULL when
+ * nobody gives a piece, else
  * count entries; mappings[i] is a reference to member i's piece mapped here (one's own included), NULL for a member
  * that gave none. Two threads may run exchanges with different keys at once. Errors: TIMEOUT (message: who came, who
  * did not), DEAD/GONE (message: which rank, from liveness), MISMATCH, PROTOCOL, INTERRUPTED, MEMORY, LIMIT. After an

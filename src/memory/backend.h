@@ -73,8 +73,9 @@ typedef struct tu_backend_host {
     const char *(*setting)(tutti_world *world, const char *name);
 
     /* Collective and bounded: gathers `bytes` bytes (at most 4096, the same on all) and, unless fd is -1, one
-     * descriptor of each member. payloads has room for size * bytes. fds is NULL when nobody gives one, else gets size
-     * entries that the caller closes, -1 for a member that gave none; they are close-on-exec. */
+     * descriptor of each member. payloads has room for size * bytes; NULL: this rank only tells, as one that has no
+     * memory left for what the others say, and must not leave them waiting. fds is NULL when nobody gives one, else
+     * gets size entries that the caller closes, -1 for a member that gave none; they are close-on-exec. */
     tutti_status (*exchange)(tutti_group *group, const char *purpose, const void *payload, size_t bytes, int fd,
                              int64_t deadline, void *payloads, int *fds);
 
@@ -99,12 +100,13 @@ typedef struct tu_backend_host {
 } tu_backend_host;
 
 typedef struct tu_backend_request {
-    size_t bytes;     /* all of it: data, then the pad */
-    size_t alignment; /* a power of two */
-    int device_index; /* -1: the current one */
-    int huge_pages;   /* 1, 0 or -1 (when it helps) */
-    const char *what; /* for messages: "a block", "signals" */
-    void *stream;     /* on which it is cleared, for what comes after; NULL: it is clear on return */
+    size_t bytes;                        /* all of it: data, then the pad */
+    size_t alignment;                    /* a power of two */
+    int device_index;                    /* -1: the current one */
+    int huge_pages;                      /* 1, 0 or -1 (when it helps) */
+    const char *what;                    /* for messages: "a block", "signals" */
+    void *stream;                        /* on which it is cleared, for what comes after; NULL: it is clear on return */
+    const struct tu_backend_map *blocks; /* of a signal area: those of the members that it is for; NULL: it is none */
 } tu_backend_request;
 
 typedef struct tu_backend_block {
@@ -143,6 +145,7 @@ typedef struct tu_backend_peers {
     void *local;                 /* the backend's own: attach makes it, detach ends it */
     uint64_t meeting;            /* number of the rendezvous in the group: the same on all members, and used once */
     size_t bytes, pad_offset, pad_bytes; /* of the block: its data, and the signal pad behind */
+    bool met;                            /* all members are attached, and each will be detached */
 } tu_backend_peers;
 
 typedef struct tu_backend_call {

@@ -278,7 +278,7 @@ static tutti_status fetch(tutti_world *world, const tu_meeting *meeting, int mem
         if (status != TUTTI_OK)
             return status;
         status = check_record(meeting, member, mine, value, bytes);
-        if (status == TUTTI_OK)
+        if (status == TUTTI_OK && payloads != NULL)
             memcpy((char *)payloads + (size_t)member * mine->bytes, ((record *)value)->payload, mine->bytes);
         free(value);
         return status;
@@ -316,7 +316,7 @@ static tutti_status through_store(tutti_world *world, const tu_meeting *meeting,
 tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes,
                      const tu_piece *piece, int64_t deadline, void *payloads, tu_mapping **mappings) {
     if (world->fake) { /* everybody sends what this rank sends */
-        for (int i = 0; i < meeting->count; i++)
+        for (int i = 0; i < meeting->count && payloads != NULL; i++)
             memcpy((char *)payloads + (size_t)i * bytes, payload, bytes);
         for (int i = 0; i < meeting->count && mappings != NULL; i++)
             mappings[i] = NULL;

@@ -26,6 +26,36 @@ typedef struct introduction {
     uint64_t step; /* address of this rank's lockstep, for ranks of the same process */
 } introduction;
 
+/* What meeting takes on the host, made before: a rank that has no memory for it says so in the first agreement. */
+typedef struct room {
+    introduction *introductions; /* of each member, and so are: */
+    tu_backend_ticket *tickets;
+    unsigned char (*payloads)[TU_BACKEND_TICKET_BYTES];
+    int *fds;
+    tu_cuda_lockstep *step; /* NULL: it is in use */
+} room;
+
+static tutti_status make_room(const tu_cuda *cuda, int size, room *room) {
+    size_t count = (size_t)size;
+    room->introductions = calloc(count, sizeof *room->introductions);
+    room->tickets = calloc(count, sizeof *room->tickets);
+    room->payloads = calloc(count, sizeof *room->payloads);
+    room->fds = calloc(count, sizeof *room->fds);
+    room->step = calloc(1, sizeof *room->step + count * count * 2 * sizeof room->step->messages[0]);
+    return room->introductions != NULL && room->tickets != NULL && room->payloads != NULL && room->fds != NULL &&
+                   room->step != NULL
+               ? TUTTI_OK
+               : cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group of %d ranks on a GPU", size);
+}
+
+static void free_room(room *room) {
+    free(room->introductions);
+    free(room->tickets);
+    free(room->payloads);
+    free(room->fds);
+    free(room->step);
+}
+
 /* How many thread blocks of the hungriest kernel the device holds at once. */
 static CUresult resident_blocks(tu_cuda *cuda, tu_cuda_device *device, int *blocks) {
     *blocks = 1 << 20;
@@ -57,21 +87,14 @@ static tutti_status describe(tu_cuda_collective *collective, introduction *mine)
 }
 
 /* Tells the members about this rank's device and hears about theirs: how many blocks, and who shares this process. */
-static tutti_status introduce(tu_cuda_collective *collective, introduction mine, int64_t deadline) {
+static tutti_status introduce(tu_cuda_collective *collective, introduction mine, room *room, int64_t deadline) {
     tu_cuda *cuda = collective->cuda;
-    introduction *all = calloc((size_t)collective->size, sizeof *all);
-    size_t pairs = (size_t)collective->size * (size_t)collective->size;
-    tu_cuda_lockstep *own = calloc(1, sizeof *own + pairs * 2 * sizeof own->messages[0]);
+    const introduction *all = room->introductions;
+    mine.step = (uint64_t)(uintptr_t)room->step;
     tutti_status status =
-        own != NULL && all != NULL
-            ? TUTTI_OK
-            : cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on GPU %d", collective->device_index);
+        cuda->host->exchange(collective->group, "device", &mine, sizeof mine, -1, deadline, room->introductions, NULL);
     if (status != TUTTI_OK)
-        goto free_own;
-    mine.step = (uint64_t)(uintptr_t)own;
-    status = cuda->host->exchange(collective->group, "device", &mine, sizeof mine, -1, deadline, all, NULL);
-    if (status != TUTTI_OK)
-        goto free_own;
+        return status;
     collective->blocks = TU_CUDA_BLOCKS;
     int first_here = -1, here = 0;
     /* So far. Domains of memory are in drivers from 12.0 on. */
@@ -92,24 +115,19 @@ static tutti_status introduce(tu_cuda_collective *collective, introduction mine,
             here++;
         }
     }
-    if (collective->blocks < 1) {
-        status = cuda->host->error(TUTTI_ERROR_UNSUPPORTED,
-                                   "too many ranks share a GPU: their kernels cannot all be resident");
-        goto free_own;
-    }
+    if (collective->blocks < 1)
+        return cuda->host->error(TUTTI_ERROR_UNSUPPORTED,
+                                 "too many ranks share a GPU: their kernels cannot all be resident");
     if (here > 1) {
         atomic_store_explicit(&cuda->shared_process, true, memory_order_relaxed);
         collective->step = (tu_cuda_lockstep *)(uintptr_t)all[first_here].step;
         if (first_here == collective->rank) {
             collective->step->count = (uint32_t)here;
             atomic_store_explicit(&collective->step->references, (uint32_t)here, memory_order_release);
-            own = NULL;
+            room->step = NULL;
         }
     }
-free_own:
-    free(all);
-    free(own);
-    return status;
+    return TUTTI_OK;
 }
 
 /* ---- the control block ---- */
@@ -148,30 +166,19 @@ static tu_cuda_layout lay_out(int size) {
 }
 
 /* Tells the others about this rank's control block and maps theirs. */
-static tutti_status share_control(tu_cuda_collective *collective, const tu_backend_ticket *ticket, int64_t deadline) {
+static tutti_status share_control(tu_cuda_collective *collective, const tu_backend_ticket *ticket, room *room,
+                                  int64_t deadline) {
     tu_cuda *cuda = collective->cuda;
-    size_t count = (size_t)collective->size;
-    tu_backend_ticket *tickets = calloc(count, sizeof *tickets);
-    unsigned char *payloads = malloc(count * sizeof ticket->bytes);
-    int *fds = malloc(count * sizeof *fds);
-    tutti_status status = TUTTI_OK;
-    if (tickets == NULL || payloads == NULL || fds == NULL)
-        status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on GPU %d", collective->device_index);
-    if (status == TUTTI_OK)
-        status = cuda->host->exchange(collective->group, "device control", ticket->bytes, sizeof ticket->bytes,
-                                      ticket->fd, deadline, payloads, fds);
-    if (status == TUTTI_OK) {
-        for (size_t i = 0; i < count; i++) {
-            memcpy(tickets[i].bytes, payloads + i * sizeof ticket->bytes, sizeof ticket->bytes);
-            tickets[i].fd = fds[i];
-        }
-        status = tu_cuda_import(cuda, collective->group, &collective->control, collective->rank, collective->size,
-                                tickets, &collective->map);
+    tutti_status status = cuda->host->exchange(collective->group, "device control", ticket->bytes, sizeof ticket->bytes,
+                                               ticket->fd, deadline, room->payloads, room->fds);
+    if (status != TUTTI_OK)
+        return status;
+    for (int i = 0; i < collective->size; i++) {
+        memcpy(room->tickets[i].bytes, room->payloads[i], sizeof ticket->bytes);
+        room->tickets[i].fd = room->fds[i];
     }
-    free(fds);
-    free(payloads);
-    free(tickets);
-    return status;
+    return tu_cuda_import(cuda, collective->group, &collective->control, collective->rank, collective->size,
+                          room->tickets, &collective->map);
 }
 
 /* The first entry of the table is the control block itself. */
@@ -246,10 +253,10 @@ static tutti_status begin(tu_cuda_collective *collective, introduction *mine, tu
 
 /* What needs the others: all have come so far. */
 static tutti_status meet(tu_cuda_collective *collective, const introduction *mine, const tu_backend_ticket *ticket,
-                         int64_t deadline) {
-    tutti_status status = introduce(collective, *mine, deadline);
+                         room *room, int64_t deadline) {
+    tutti_status status = introduce(collective, *mine, room, deadline);
     if (status == TUTTI_OK)
-        status = share_control(collective, ticket, deadline);
+        status = share_control(collective, ticket, room, deadline);
     if (status != TUTTI_OK)
         return status;
     tu_cuda_map_plan(&collective->map, &collective->base, &collective->stride);
@@ -259,7 +266,7 @@ static tutti_status meet(tu_cuda_collective *collective, const introduction *min
 
 /* A rank that cannot go on tells the others so, instead of leaving them to their deadline; and nobody launches before
  * all are done with allocating, which may wait for the device. */
-static tutti_status build(tu_cuda_collective *collective, int64_t deadline) {
+static tutti_status build(tu_cuda_collective *collective, room *room, int64_t deadline) {
     tu_cuda *cuda = collective->cuda;
     introduction mine;
     tu_backend_ticket ticket = { .fd = -1 };
@@ -267,7 +274,7 @@ static tutti_status build(tu_cuda_collective *collective, int64_t deadline) {
     tutti_status status = tu_cuda_agree(cuda->host, collective->group, "device begin", deadline, own);
     if (status == TUTTI_OK)
         status = tu_cuda_agree(cuda->host, collective->group, "device ready", deadline,
-                               meet(collective, &mine, &ticket, deadline));
+                               meet(collective, &mine, &ticket, room, deadline));
     if (own == TUTTI_OK)
         tu_cuda_unexport(cuda, &collective->control, &ticket);
     if (status == TUTTI_OK)
@@ -286,9 +293,12 @@ tutti_status tu_cuda_collective_make(void *state, tutti_group *group, int *devic
     tu_cuda_collective *collective = calloc(1, sizeof *collective);
     tu_cuda_mapping *uploaded = calloc(TU_CUDA_TABLE, sizeof *uploaded);
     bool *near = calloc((size_t)cuda->host->group_size(group), sizeof *near);
-    tutti_status status = TUTTI_OK;
-    if (collective == NULL || uploaded == NULL || near == NULL) {
+    room room;
+    tutti_status status = make_room(cuda, cuda->host->group_size(group), &room);
+    if (status == TUTTI_OK && (collective == NULL || uploaded == NULL || near == NULL))
         status = cuda->host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on a GPU");
+    if (status != TUTTI_OK) { /* the others are told, who would wait for this rank in `build` */
+        status = tu_cuda_agree(cuda->host, group, "device begin", deadline, status);
     } else {
         *collective = (tu_cuda_collective){ .cuda = cuda,
                                             .group = group,
@@ -297,8 +307,9 @@ tutti_status tu_cuda_collective_make(void *state, tutti_group *group, int *devic
                                             .device_index = *device_index,
                                             .uploaded = uploaded,
                                             .near = near };
-        status = build(collective, deadline);
+        status = build(collective, &room, deadline);
     }
+    free_room(&room);
     if (status != TUTTI_OK) {
         free(near);
         free(uploaded);
