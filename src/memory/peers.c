@@ -443,6 +443,12 @@ tutti_status tu_peers_run(tutti_peers *peers, const char *operation, tu_backend_
     return backend->remote->run(&peers->backend, operation, start, context, &short_call);
 }
 
+/* Whether a call could not be made here, whatever the other ranks do. */
+static bool is_own_failure(tutti_status status) {
+    return status == TUTTI_ERROR_MEMORY || status == TUTTI_ERROR_LIMIT || status == TUTTI_ERROR_SYSTEM ||
+           status == TUTTI_ERROR_BACKEND;
+}
+
 tutti_status tutti_peers_barrier(tutti_peers *peers, int channel, const tutti_call *call) {
     tu_backend_call short_call;
     tutti_status status = check_call(peers, "barrier", call, true, &short_call);
@@ -450,5 +456,8 @@ tutti_status tutti_peers_barrier(tutti_peers *peers, int channel, const tutti_ca
         status = check_channel(peers, "barrier", channel);
     if (status != TUTTI_OK || peers->memory->world->fake)
         return status;
-    return peers->memory->backend->remote->barrier(&peers->backend, channel, &short_call);
+    status = peers->memory->backend->remote->barrier(&peers->backend, channel, &short_call);
+    if (peers->memory->device != TUTTI_CPU && is_own_failure(status))
+        tu_group_end(peers->group, NULL); /* the others wait for this rank on their devices */
+    return status;
 }
