@@ -421,6 +421,7 @@ static tutti_status make_area(meeting *meeting, tu_backend_ticket *ticket) {
         .device_index = memory->block.device_index,
         .huge_pages = 0,
         .what = "signals of a block",
+        .blocks = &peers->blocks,
     };
     tutti_status status = memory->backend->memory->allocate(memory->backend_state, &request, &peers->area);
     return status != TUTTI_OK ? status
@@ -483,6 +484,7 @@ static tutti_status meet_all(meeting *meeting) {
         status = meet_areas(meeting, &own);
     if (status == TUTTI_OK)
         status = meet_ready(meeting, own);
+    meeting->peers->backend.met = status == TUTTI_OK;
     if (status != TUTTI_OK) {
         unmake_peers(meeting->peers);
         meeting->peers = NULL;

@@ -442,6 +442,77 @@ static void leave_at_once(tutti_world *world, const int *ranks, int size) {
     gpu_private_free(out);
 }
 
+/* All that is left of the heap, in blocks that hold a pattern: nobody else writes there. */
+static void check_heap(tutti_world *world) {
+    enum {
+        MOST = 64
+    };
+    tutti_memory *blocks[MOST];
+    size_t sizes[MOST], largest = (size_t)16 << 20;
+    int count = 0;
+    unsigned char *pattern = malloc(largest), *found = malloc(largest);
+    memset(pattern, 0x5a, largest);
+    for (size_t bytes = largest; bytes >= 4096; bytes /= 2) {
+        while (count < MOST &&
+               tutti_memory_alloc(world, bytes, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA_AT(0)),
+                                  &blocks[count]) == TUTTI_OK)
+            sizes[count++] = bytes;
+    }
+    CHECK(count > 0);
+    for (int i = 0; i < count; i++)
+        gpu_write(tutti_memory_data(blocks[i]), pattern, sizes[i]);
+    usleep(100000); /* for what comes too late */
+    for (int i = 0; i < count; i++) {
+        gpu_read(found, tutti_memory_data(blocks[i]), sizes[i]);
+        CHECK(memcmp(found, pattern, sizes[i]) == 0);
+        tutti_memory_release(blocks[i]);
+    }
+    free(pattern);
+    free(found);
+}
+
+/* Signals that were taken, or never are, are over for those who release what they were for; yet words of them are on
+ * their way. There is no room for more than three such areas: they are given back when they are over. */
+static void release_at_once(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), next = (rank + 1) % size;
+    for (int round = 0; round < 5; round++) {
+        tutti_memory_options options = TUTTI_MEMORY_OPTIONS_INIT;
+        tutti_memory *memory;
+        tutti_peers *peers;
+        options.device = TUTTI_CUDA_AT(0);
+        options.signal_pad_bytes = (size_t)768 << 10; /* makes channels, and so a large area */
+        tutti_status status = TUTTI_ERROR_MEMORY;
+        CHECK_OK(tutti_memory_alloc(world, 4096, &options, &memory));
+        for (int i = 0; status == TUTTI_ERROR_MEMORY && i < 2000; i++) { /* a farewell may be on its way */
+            status = tutti_memory_rendezvous(memory, group, &peers);
+            usleep(1000);
+        }
+        CHECK_OK(status);
+        CHECK_OK(tutti_peers_signal(peers, next, 3, ON_STREAM));
+        CHECK_OK(tutti_peers_wait_signal(peers, (rank + size - 1) % size, 3, ON_STREAM));
+        CHECK_OK(tutti_peers_signal(peers, next, 4, ON_STREAM)); /* nobody waits for it */
+        gpu_settle();
+        tutti_peers_release(peers);
+        tutti_memory_release(memory);
+        if (round == 2)
+            check_heap(world);
+    }
+}
+
+/* What was put before a collective is there when it is over. */
+static void put_and_meet(tutti_group *group, tutti_memory *memory, tutti_peers *peers) {
+    int rank = tutti_group_rank(group), size = tutti_group_size(group);
+    for (uint32_t round = 1; round <= 3; round++) {
+        uint32_t word = 1000 * round + (uint32_t)rank, found = 0;
+        CHECK_OK(tutti_peers_put(peers, (rank + 1) % size, 64, &word, sizeof word, ON_STREAM));
+        CHECK_OK(tutti_barrier(group, ON_STREAM));
+        gpu_read(&found, (char *)tutti_memory_data(memory) + 64, sizeof found);
+        CHECK_EQ(found, 1000 * round + (uint32_t)((rank + size - 1) % size));
+        CHECK_OK(tutti_barrier(group, ON_STREAM));
+    }
+}
+
 static void be_late(tutti_world *world, void *argument) {
     tutti_group *group = tutti_world_group(world);
     int ranks[64], size = tutti_group_size(group);
@@ -463,12 +534,79 @@ static void be_late(tutti_world *world, void *argument) {
     tutti_memory_release(memory);
 }
 
+static void be_later(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    tutti_peers *peers;
+    (void)argument;
+    begin(world);
+    release_at_once(world);
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    put_and_meet(group, memory, peers);
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}
+
+TEST_LIMIT(what_is_on_its_way_meets_no_stranger_and_is_there_before_a_collective_ends, 120) {
+    need();
+    if (!backends_standin())
+        SKIP("only a stand-in is late when it is told to");
+    setenv("STANDIN_NVSHMEM", "later", 1);
+    test_processes(backends_ranks(), be_later, NULL);
+    _exit(0);
+}
+
 TEST_LIMIT(a_network_may_deliver_late_and_in_any_order, 120) {
     need();
     if (!backends_standin())
         SKIP("only a stand-in is late when it is told to");
     setenv("STANDIN_NVSHMEM", "late", 1);
     test_processes(backends_ranks(), be_late, NULL);
+    _exit(0);
+}
+
+/* Ranks 0 and 1 map each other, and so do 2 and 3: their groups need nothing of the heap for collectives, and signals
+ * and rows go by addresses; that of all goes by rank and offset. */
+static void be_on_two_hosts(tutti_world *world, void *argument) {
+    static const int lists[2][2] = { { 0, 1 }, { 2, 3 } }, counts[] = { 2, 2 };
+    const int *const each[] = { lists[0], lists[1] };
+    tutti_group *all = tutti_world_group(world), *mine;
+    tutti_memory *large, *memory;
+    tutti_peers *peers, *far;
+    (void)argument;
+    begin(world);
+    CHECK_OK(tutti_group_split(all, each, counts, 2, NULL, &mine));
+    int rank = tutti_world_rank(world), other = 1 - tutti_group_rank(mine);
+    memory = gpu_symmetric(world, 65536);
+    large = gpu_symmetric(world, (size_t)28 << 20);
+    CHECK_STATUS(tutti_group_prepare(all, NULL), TUTTI_ERROR_MEMORY);
+    CHECK_OK(tutti_group_prepare(mine, NULL));
+    CHECK_OK(tutti_memory_rendezvous(memory, mine, &peers));
+    CHECK(tutti_peers_buffer(peers, other) != NULL);
+    CHECK_OK(tutti_peers_signal(peers, other, 1, ON_STREAM));
+    CHECK_OK(tutti_peers_wait_signal(peers, other, 1, ON_STREAM));
+    every_collective(mine, 101, false, tutti_memory_data(memory), (char *)tutti_memory_data(memory) + 32768);
+    tutti_memory_release(large);
+    CHECK_OK(tutti_barrier(all, NULL));
+    CHECK_OK(tutti_memory_rendezvous(memory, all, &far));
+    CHECK(tutti_peers_buffer(far, rank ^ 1) != NULL);
+    CHECK(tutti_peers_buffer(far, rank ^ 2) == NULL);
+    put_and_meet(all, memory, far);
+    every_collective(all, 101, false, NULL, NULL);
+    every_collective(mine, 101, false, NULL, NULL);
+    tutti_peers_release(far);
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+    tutti_group_release(mine);
+}
+
+TEST_LIMIT(groups_of_one_host_of_several_use_the_memory_of_their_members_where_it_lies, 120) {
+    need();
+    if (!backends_standin())
+        SKIP("only a stand-in has two hosts on one machine");
+    setenv("STANDIN_NVSHMEM", "two hosts", 1);
+    setenv("TUTTI_NVSHMEM_MAP", "1", 1);
+    test_processes(4, be_on_two_hosts, NULL);
     _exit(0);
 }
 

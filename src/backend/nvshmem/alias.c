@@ -5,7 +5,7 @@
  * slab, of all members of a group, is mapped a second time, in the group's order; that costs addresses, and no memory.
  *
  * Whether a group's blocks can be reached like that must have one answer on all members, since signals are laid out
- * differently else: by what their tickets say (tu_nvshmem_ticket.even), and by their offsets, which must be equal.
+ * differently else: by what their tickets say (tu_nvshmem_ticket), and by their offsets, which must be equal.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,20 +23,31 @@ static CUresult chunk_at(const tu_nvshmem *nvshmem, CUdeviceptr address, chunk *
     return nvshmem->cuda.driver.cuMemGetAddressRange(&chunk->base, &chunk->bytes, address);
 }
 
-bool tu_nvshmem_can_alias(tu_nvshmem *nvshmem) {
+/* A number for the set of PEs that are mapped here. Every rank is mapped by itself: so all ranks of a group that have
+ * the same number are in one set, and each of them maps all. */
+static uint64_t mapped_set(const tu_nvshmem *nvshmem) {
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (int pe = 0; pe < nvshmem->size; pe++) {
+        if (nvshmem->library->nvshmem_ptr(nvshmem->slabs[0].base, pe) == NULL)
+            continue;
+        for (int shift = 0; shift < 32; shift += 8)
+            hash = (hash ^ ((unsigned)pe >> shift & 255)) * UINT64_C(0x100000001b3);
+    }
+    return hash | 1;
+}
+
+void tu_nvshmem_find_domain(tu_nvshmem *nvshmem) {
     const tu_cuda_driver *driver = &nvshmem->cuda.driver;
     CUmemGenericAllocationHandle handle;
-    char *base = nvshmem->slabs[0].base;
-    bool can = nvshmem->mapping;
-    for (int i = 0; i < nvshmem->size && can; i++)
-        can = nvshmem->library->nvshmem_ptr(base, nvshmem->pes[i]) != NULL;
-    if (!can || tu_cuda_enter(&nvshmem->cuda, nvshmem->device) != TUTTI_OK)
-        return false;
-    can = driver->cuMemRetainAllocationHandle(&handle, base) == CUDA_SUCCESS;
-    if (can)
+    nvshmem->domain = nvshmem->mapping ? mapped_set(nvshmem) : 0;
+    nvshmem->even = false;
+    if (nvshmem->domain == 0 || tu_cuda_enter(&nvshmem->cuda, nvshmem->device) != TUTTI_OK)
+        return;
+    if (driver->cuMemRetainAllocationHandle(&handle, nvshmem->slabs[0].base) == CUDA_SUCCESS) {
         driver->cuMemRelease(handle);
+        nvshmem->even = true;
+    }
     tu_cuda_leave(&nvshmem->cuda);
-    return can;
 }
 
 /* Maps one member's pieces, one after the other. The context is entered. */
@@ -139,6 +150,7 @@ tutti_status tu_nvshmem_alias_get(tu_nvshmem *nvshmem, const tutti_group *group,
 }
 
 void tu_nvshmem_alias_drop(tu_nvshmem *nvshmem, const tutti_group *group) {
+    tu_nvshmem_alias *dropped = NULL;
     pthread_mutex_lock(&nvshmem->alias_lock);
     for (tu_nvshmem_alias **link = &nvshmem->aliases; *link != NULL;) {
         tu_nvshmem_alias *alias = *link;
@@ -147,7 +159,14 @@ void tu_nvshmem_alias_drop(tu_nvshmem *nvshmem, const tutti_group *group) {
             continue;
         }
         *link = alias->next;
-        unmake(nvshmem, alias);
+        alias->next = dropped;
+        dropped = alias;
     }
     pthread_mutex_unlock(&nvshmem->alias_lock);
+    while (dropped !=
+           NULL) { /* which waits for the device: not with the lock, which another thread may want meanwhile */
+        tu_nvshmem_alias *next = dropped->next;
+        unmake(nvshmem, dropped);
+        dropped = next;
+    }
 }

@@ -670,9 +670,8 @@ static tutti_status begin(tu_nvshmem_apart *apart) {
     tutti_status status = tu_cuda_group_get(&nvshmem->cuda, apart->group, nvshmem->device_index, &apart->on);
     if (status != TUTTI_OK)
         return status;
-    pthread_mutex_lock(&nvshmem->heap_lock);
-    status = tu_nvshmem_carve(nvshmem, apart->bytes, 512, "collectives of a group", &apart->slab, &apart->offset);
-    pthread_mutex_unlock(&nvshmem->heap_lock);
+    status = tu_nvshmem_obtain(nvshmem, apart->bytes, 512, TU_NVSHMEM_LAST, "collectives of a group", &apart->slab,
+                               &apart->offset);
     if (status != TUTTI_OK)
         return status;
     apart->area = nvshmem->slabs[apart->slab].base + apart->offset;

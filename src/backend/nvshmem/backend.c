@@ -29,6 +29,7 @@ static tutti_status open_world(const tu_backend_host *host, tutti_world *world, 
         goto close_cuda;
     pthread_mutex_init(&nvshmem->heap_lock, NULL);
     pthread_mutex_init(&nvshmem->alias_lock, NULL);
+    pthread_mutex_init(&nvshmem->bounce_lock, NULL);
     *state = nvshmem;
     return TUTTI_OK;
 
@@ -58,6 +59,7 @@ static void close_world(void *state) {
     drop_device_things(nvshmem);
     tu_cuda_close(&nvshmem->cuda);
     tu_nvshmem_end(nvshmem);
+    pthread_mutex_destroy(&nvshmem->bounce_lock);
     pthread_mutex_destroy(&nvshmem->alias_lock);
     pthread_mutex_destroy(&nvshmem->heap_lock);
     free(nvshmem);

@@ -198,6 +198,16 @@ static __device__ bool take_chunk(const tu_nvshmem_exchange_args &args, int peer
     return true;
 }
 
+/* What this rank put into other members' blocks before has arrived before anybody hears of it by a word of this
+ * exchange. By all threads. */
+static __device__ void settle_puts(void) {
+    if (threadIdx.x == 0) {
+        __threadfence_system();
+        nvshmem_quiet();
+    }
+    __syncthreads();
+}
+
 /* ---- messages ---- */
 
 /* What this rank has for itself goes through its outbox, which no other step uses. */
@@ -240,6 +250,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     tutti_nvshmem_exchange(const __grid_constant__ tu_nvshmem_exchange_args args) {
     await_order(args.group, args.timeout_ns);
     bool good = agree(!has_fault(args.group));
+    if (good)
+        settle_puts();
     if (args.peer >= 0 && good)
         exchange_with(args, args.peer, args.is_send, !args.is_send);
     for (int step = blockIdx.x; args.peer < 0 && good && step < args.size; step += gridDim.x) {

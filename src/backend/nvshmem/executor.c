@@ -50,34 +50,26 @@ static tutti_status run_mapped(const prepared *prepared, tu_device_task *task) {
 
 /* ---- which it is ---- */
 
-/* What a rank says of a group. */
+/* What a rank says of itself. */
 typedef struct view {
-    int32_t maps_all;    /* all members are mapped here */
+    uint64_t domain;     /* tu_nvshmem.domain */
     int32_t has_kernels; /* those that use NVSHMEM's device library */
-    int32_t pe;
+    int32_t unused;
 } view;
 
-static tutti_status look(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, bool *mapped, int *without) {
+/* Whether the members are all mapped, and the first without kernels. */
+static tutti_status look(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, view *all, bool *mapped,
+                         int *without) {
     const tu_backend_host *host = nvshmem->cuda.host;
-    int size = host->group_size(group);
-    view mine = { .maps_all = nvshmem->mapping,
-                  .has_kernels = nvshmem->module != NULL,
-                  .pe = nvshmem->pes[nvshmem->rank] };
-    for (int i = 0; i < nvshmem->size && mine.maps_all;
-         i++) /* of the world: groups of it are not asked for their PEs */
-        mine.maps_all = nvshmem->library->nvshmem_ptr(nvshmem->slabs[0].base, nvshmem->pes[i]) != NULL;
-    view *all = calloc((size_t)size, sizeof *all);
-    if (all == NULL)
-        return host->error(TUTTI_ERROR_MEMORY, "out of memory for a group of %d ranks", size);
+    view mine = { .domain = nvshmem->domain, .has_kernels = nvshmem->module != NULL };
     tutti_status status = host->exchange(group, "who is mapped", &mine, sizeof mine, -1, deadline, all, NULL);
-    *mapped = true;
+    *mapped = mine.domain != 0;
     *without = -1;
-    for (int i = 0; i < size && status == TUTTI_OK; i++) {
-        *mapped = *mapped && all[i].maps_all != 0;
+    for (int i = 0; i < host->group_size(group) && status == TUTTI_OK; i++) {
+        *mapped = *mapped && all[i].domain == mine.domain;
         if (all[i].has_kernels == 0 && *without < 0)
             *without = i;
     }
-    free(all);
     return status;
 }
 
@@ -97,22 +89,34 @@ static tutti_status prepare_apart(prepared *prepared, tutti_group *group, int *d
     return tu_nvshmem_apart_make(nvshmem, group, deadline, &prepared->apart);
 }
 
-static tutti_status prepare(void *state, tutti_group *group, int *device_index, int64_t deadline, void **made) {
-    tu_nvshmem *nvshmem = state;
-    prepared *prepared = calloc(1, sizeof *prepared);
-    if (prepared == NULL)
-        return nvshmem->cuda.host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on a GPU");
+static tutti_status prepare_one(prepared *prepared, tutti_group *group, int *device_index, int64_t deadline,
+                                view *views) {
+    tu_nvshmem *nvshmem = prepared->nvshmem;
     bool mapped = true;
     int without = -1;
-    prepared->nvshmem = nvshmem;
-    tutti_status status = look(nvshmem, group, deadline, &mapped, &without);
-    if (status == TUTTI_OK && mapped) {
-        void *collective = NULL;
-        status = tu_cuda_executor.prepare(&nvshmem->cuda, group, device_index, deadline, &collective);
-        prepared->mapped = collective;
-    } else if (status == TUTTI_OK) {
-        status = prepare_apart(prepared, group, device_index, deadline, without);
+    tutti_status status = look(nvshmem, group, deadline, views, &mapped, &without);
+    if (status != TUTTI_OK || !mapped)
+        return status == TUTTI_OK ? prepare_apart(prepared, group, device_index, deadline, without) : status;
+    void *collective = NULL;
+    status = tu_cuda_executor.prepare(&nvshmem->cuda, group, device_index, deadline, &collective);
+    prepared->mapped = collective;
+    return status;
+}
+
+static tutti_status prepare(void *state, tutti_group *group, int *device_index, int64_t deadline, void **made) {
+    tu_nvshmem *nvshmem = state;
+    const tu_backend_host *host = nvshmem->cuda.host;
+    prepared *prepared = calloc(1, sizeof *prepared);
+    view *views = calloc((size_t)host->group_size(group), sizeof *views);
+    tutti_status status = prepared != NULL && views != NULL
+                              ? TUTTI_OK
+                              : host->error(TUTTI_ERROR_MEMORY, "out of memory for a group on a GPU");
+    status = tu_cuda_agree(host, group, "a group of NVSHMEM", deadline, status);
+    if (status == TUTTI_OK) {
+        prepared->nvshmem = nvshmem;
+        status = prepare_one(prepared, group, device_index, deadline, views);
     }
+    free(views);
     if (status == TUTTI_OK)
         *made = prepared;
     else

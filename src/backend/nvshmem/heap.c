@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Carving blocks out of slabs: first fit, by this rank alone. Ranks that allocate alike get the same offsets, which is
- * good but not needed: offsets travel at the rendezvous.
+ * Carving blocks out of slabs: first fit, by this rank alone; or last fit, of what the ranks need at different times.
+ * Ranks that allocate alike get the same offsets, which is good but not needed: offsets travel at the rendezvous.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "inner.h"
 
-tutti_status tu_nvshmem_slab_add(tu_nvshmem *nvshmem, void *base, size_t bytes) {
+#define FIRST_GAPS 64 /* for which there is room */
+
+tutti_status tu_nvshmem_slab_begin(tu_nvshmem *nvshmem) {
     const tu_backend_host *host = nvshmem->cuda.host;
     int count = tu_nvshmem_slab_count(nvshmem);
     if (count == TU_NVSHMEM_SLABS)
@@ -17,18 +19,26 @@ tutti_status tu_nvshmem_slab_add(tu_nvshmem *nvshmem, void *base, size_t bytes) 
                            "larger TUTTI_NVSHMEM_HEAP",
                            TU_NVSHMEM_SLABS - 1);
     tu_nvshmem_slab *slab = &nvshmem->slabs[count];
-    *slab = (tu_nvshmem_slab){ .base = base, .bytes = bytes, .gap_count = 1, .gap_room = 64 };
-    slab->gaps = malloc(slab->gap_room * sizeof *slab->gaps);
-    if (slab->gaps == NULL)
-        return host->error(TUTTI_ERROR_MEMORY, "out of memory for the tables of NVSHMEM's heap");
+    if (slab->gaps == NULL) /* else it is there from an attempt that failed */
+        slab->gaps = malloc(FIRST_GAPS * sizeof *slab->gaps);
+    return slab->gaps != NULL ? TUTTI_OK
+                              : host->error(TUTTI_ERROR_MEMORY, "out of memory for the tables of NVSHMEM's heap");
+}
+
+void tu_nvshmem_slab_add(tu_nvshmem *nvshmem, void *base, size_t bytes) {
+    int count = tu_nvshmem_slab_count(nvshmem);
+    tu_nvshmem_slab *slab = &nvshmem->slabs[count];
+    *slab =
+        (tu_nvshmem_slab){ .base = base, .bytes = bytes, .gaps = slab->gaps, .gap_count = 1, .gap_room = FIRST_GAPS };
     slab->gaps[0] = (tu_nvshmem_gap){ 0, bytes };
     atomic_store_explicit(&nvshmem->slab_count, count + 1, memory_order_release); /* pairs with tu_nvshmem_slab_count */
-    return TUTTI_OK;
 }
 
 void tu_nvshmem_slabs_free(tu_nvshmem *nvshmem) {
-    for (int i = 0; i < tu_nvshmem_slab_count(nvshmem); i++)
+    for (int i = 0; i < TU_NVSHMEM_SLABS; i++) { /* also one that was only begun */
         free(nvshmem->slabs[i].gaps);
+        nvshmem->slabs[i].gaps = NULL;
+    }
     atomic_store_explicit(&nvshmem->slab_count, 0, memory_order_release);
 }
 
@@ -85,23 +95,37 @@ static tutti_status full(const tu_nvshmem *nvshmem, size_t bytes, const char *wh
         what, bytes, total, unused, largest);
 }
 
-tutti_status tu_nvshmem_carve(tu_nvshmem *nvshmem, size_t bytes, size_t alignment, const char *what, int *slab_index,
-                              size_t *offset) {
-    for (int i = 0; i < tu_nvshmem_slab_count(nvshmem); i++) {
-        tu_nvshmem_slab *slab = &nvshmem->slabs[i];
+/* Where bytes fit into a gap; false: nowhere. */
+static bool fits(const tu_nvshmem_slab *slab, const tu_nvshmem_gap *gap, size_t bytes, size_t alignment,
+                 tu_nvshmem_fit fit, size_t *offset) {
+    uintptr_t address = (uintptr_t)slab->base + gap->begin;
+    size_t skipped = (alignment - address % alignment) % alignment;
+    if (gap->bytes < skipped || gap->bytes - skipped < bytes)
+        return false;
+    *offset = gap->begin + skipped;
+    if (fit == TU_NVSHMEM_LAST)
+        *offset += (gap->bytes - skipped - bytes) / alignment * alignment;
+    return true;
+}
+
+static tutti_status carve_from(tu_nvshmem *nvshmem, tu_nvshmem_slab *slab, size_t gap, size_t bytes, size_t offset) {
+    if (!make_room(slab))
+        return nvshmem->cuda.host->error(TUTTI_ERROR_MEMORY, "out of memory for the tables of NVSHMEM's heap");
+    take(slab, gap, offset, bytes);
+    slab->blocks++;
+    return TUTTI_OK;
+}
+
+tutti_status tu_nvshmem_carve(tu_nvshmem *nvshmem, size_t bytes, size_t alignment, tu_nvshmem_fit fit, const char *what,
+                              int *slab_index, size_t *offset) {
+    int slab_count = tu_nvshmem_slab_count(nvshmem);
+    for (int i = 0; i < slab_count; i++) {
+        *slab_index = fit == TU_NVSHMEM_LAST ? slab_count - 1 - i : i;
+        tu_nvshmem_slab *slab = &nvshmem->slabs[*slab_index];
         for (size_t j = 0; j < slab->gap_count; j++) {
-            const tu_nvshmem_gap *gap = &slab->gaps[j];
-            uintptr_t address = (uintptr_t)slab->base + gap->begin;
-            size_t skipped = (alignment - address % alignment) % alignment;
-            if (gap->bytes < skipped || gap->bytes - skipped < bytes)
-                continue;
-            if (!make_room(slab))
-                return nvshmem->cuda.host->error(TUTTI_ERROR_MEMORY, "out of memory for the tables of NVSHMEM's heap");
-            *slab_index = i;
-            *offset = slab->gaps[j].begin + skipped;
-            take(slab, j, *offset, bytes);
-            slab->blocks++;
-            return TUTTI_OK;
+            size_t gap = fit == TU_NVSHMEM_LAST ? slab->gap_count - 1 - j : j;
+            if (fits(slab, &slab->gaps[gap], bytes, alignment, fit, offset))
+                return carve_from(nvshmem, slab, gap, bytes, *offset);
         }
     }
     return full(nvshmem, bytes, what);

@@ -33,6 +33,13 @@ typedef struct tu_nvshmem_slab {
     size_t blocks; /* that are carved from it */
 } tu_nvshmem_slab;
 
+/* Where in the heap something is carved: blocks from the beginning, so that ranks that allocate alike get the same
+ * offsets; what comes and goes when it likes, on each rank, from the end. */
+typedef enum tu_nvshmem_fit {
+    TU_NVSHMEM_FIRST,
+    TU_NVSHMEM_LAST
+} tu_nvshmem_fit;
+
 /* A team of NVSHMEM as a group has it. */
 typedef struct tu_nvshmem_team tu_nvshmem_team;
 struct tu_nvshmem_team {
@@ -64,6 +71,8 @@ typedef enum tu_nvshmem_kernel {
     TU_NVSHMEM_KERNELS
 } tu_nvshmem_kernel;
 
+typedef struct tu_nvshmem_block tu_nvshmem_block;
+
 typedef struct tu_nvshmem {
     tu_cuda cuda; /* first: the functions of the CUDA backend take this as their state */
     const tu_nvshmem_library *library;
@@ -73,22 +82,26 @@ typedef struct tu_nvshmem {
     int *pes;               /* of each rank of the world */
     int rank, size;         /* in the world */
     bool mapping;           /* false: TUTTI_NVSHMEM_MAP=0, peers count as not mapped */
-    bool even;              /* heaps of all ranks can be mapped in any order: alias.c */
-    bool holds;             /* the process's NVSHMEM: one world at a time does */
-    size_t heap;            /* TUTTI_NVSHMEM_HEAP, bytes */
-    bool lost;              /* a call did not come back: nothing more is asked of NVSHMEM */
-    CUmodule module;        /* of kernels with device functions; NULL: Tutti was built without them */
+    uint64_t domain;   /* which PEs are mapped here, as a number: ranks that have the same map each other; 0: nobody */
+    bool even;         /* its heaps can be mapped in any order: alias.c */
+    bool holds;        /* the process's NVSHMEM: one world at a time does */
+    size_t heap;       /* TUTTI_NVSHMEM_HEAP, bytes */
+    _Atomic bool lost; /* a call did not come back: nothing more is asked of NVSHMEM */
+    CUmodule module;   /* of kernels with device functions; NULL: Tutti was built without them */
     CUfunction kernels[TU_NVSHMEM_KERNELS];
 
     pthread_mutex_t alias_lock; /* never held while another rank is waited for */
     tu_nvshmem_alias *aliases;
 
-    pthread_mutex_t heap_lock; /* the slabs, the bounce and the teams */
+    pthread_mutex_t heap_lock; /* the slabs, the teams, and the blocks that are awaited; nothing waits under it */
     tu_nvshmem_slab slabs[TU_NVSHMEM_SLABS];
     _Atomic int slab_count; /* grows only, after the slab is there; also read without the lock */
     tu_nvshmem_team *teams; /* under heap_lock */
     int team_count;
-    int team_limit;  /* TUTTI_NVSHMEM_TEAMS */
+    int team_limit;            /* TUTTI_NVSHMEM_TEAMS */
+    tu_nvshmem_block *awaited; /* of areas that were freed, and to which members may still write */
+
+    pthread_mutex_t bounce_lock; /* before heap_lock */
     char *bounce;    /* TU_NVSHMEM_BOUNCE bytes of the heap, for bytes that lie elsewhere; NULL until needed */
     CUevent bounced; /* behind its last use; NULL: none yet */
 } tu_nvshmem;
@@ -96,19 +109,25 @@ typedef struct tu_nvshmem {
 #define TU_NVSHMEM_BOUNCE ((size_t)4 << 20)
 
 /* A block: a part of a slab. */
-typedef struct tu_nvshmem_block {
+struct tu_nvshmem_block {
     int slab;
     size_t offset, bytes; /* rounded up */
     CUevent cleared;      /* behind the clearing on the caller's stream; NULL: it is clear */
-} tu_nvshmem_block;
+    /* A signal area of members that are not all mapped: it is given out again when all of them have said in it that
+     * they write to it no more. */
+    bool apart;
+    size_t farewells;       /* where in the block they say so: a word for each; 0: it was not used */
+    int member_count, rank; /* of the group, and this rank's own */
+    tu_nvshmem_block *next; /* in the list of those that are awaited */
+};
 
 /* What a rank tells the others about a block. */
 typedef struct tu_nvshmem_ticket {
     uint32_t magic;
     int32_t pe;
     uint64_t slab, offset, bytes;
-    uint64_t even;      /* tu_nvshmem.even */
-    uint64_t multicast; /* whether its device can, and nobody switched it off */
+    uint64_t domain, even; /* of tu_nvshmem */
+    uint64_t multicast;    /* whether its device can, and nobody switched it off */
 } tu_nvshmem_ticket;
 
 /* All members' blocks. */
@@ -116,6 +135,8 @@ typedef struct tu_nvshmem_map {
     tu_cuda_map cuda; /* first: base and stride, where the members lie evenly; base 0: they do not */
     char **places;    /* what stands for each member's block in NVSHMEM's calls: an address of this rank's own heap */
     int *pes;
+    tu_nvshmem_block *own;
+    bool mapped; /* all members map each other, by what they say */
     /* Where the members' blocks lie in one slab, at different offsets: the slab of all members, and this rank's offset
      * in it. Kernels that hand addresses over reach them so. base 0: they do not. */
     tu_cuda_map slab;
@@ -140,10 +161,11 @@ tutti_status tu_nvshmem_enter(tu_nvshmem *nvshmem, tutti_group *group, int64_t d
                               void *argument, size_t argument_bytes);
 
 /* ---- heap.c ---- */
-/* With heap_lock held. */
-tutti_status tu_nvshmem_slab_add(tu_nvshmem *nvshmem, void *base, size_t bytes);
-tutti_status tu_nvshmem_carve(tu_nvshmem *nvshmem, size_t bytes, size_t alignment, const char *what, int *slab,
-                              size_t *offset);
+/* With heap_lock held. A slab begins with what may fail on one rank alone; adding it then cannot. */
+tutti_status tu_nvshmem_slab_begin(tu_nvshmem *nvshmem);
+void tu_nvshmem_slab_add(tu_nvshmem *nvshmem, void *base, size_t bytes);
+tutti_status tu_nvshmem_carve(tu_nvshmem *nvshmem, size_t bytes, size_t alignment, tu_nvshmem_fit fit, const char *what,
+                              int *slab, size_t *offset);
 void tu_nvshmem_give_back(tu_nvshmem *nvshmem, int slab, size_t offset, size_t bytes);
 void tu_nvshmem_slabs_free(tu_nvshmem *nvshmem);
 /* Whether bytes lie in this rank's heap; takes no lock. */
@@ -154,7 +176,8 @@ static inline int tu_nvshmem_slab_count(const tu_nvshmem *nvshmem) {
 }
 
 /* ---- alias.c ---- */
-bool tu_nvshmem_can_alias(tu_nvshmem *nvshmem); /* with the first slab there */
+/* Finds out which PEs are mapped here, and how: with the first slab there. */
+void tu_nvshmem_find_domain(tu_nvshmem *nvshmem);
 /* Where the group's members have the slab, member r at base + r * stride; made at the first call, kept with the group.
  */
 tutti_status tu_nvshmem_alias_get(tu_nvshmem *nvshmem, const tutti_group *group, int slab, int count, const int *pes,
@@ -163,6 +186,10 @@ void tu_nvshmem_alias_drop(tu_nvshmem *nvshmem, const tutti_group *group); /* NU
 
 /* ---- memory.c ---- */
 extern const tu_backend_memory tu_nvshmem_memory;
+/* Carves, without the lock; first gives back what is awaited no more, where there is no room else. */
+tutti_status tu_nvshmem_obtain(tu_nvshmem *nvshmem, size_t bytes, size_t alignment, tu_nvshmem_fit fit,
+                               const char *what, int *slab, size_t *offset);
+void tu_nvshmem_awaited_free(tu_nvshmem *nvshmem);
 
 /* ---- team.c ---- */
 /* The group's team, made at the first call: collective over the group, bounded. UNSUPPORTED where NVSHMEM can have

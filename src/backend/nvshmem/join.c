@@ -27,6 +27,7 @@ static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     bool taken; /* by a world */
     bool lost;  /* a call did not come back */
+    bool split; /* nvshmem_malloc went well on some ranks alone: what it would give next lies at different places */
     struct {
         void *base;
         size_t bytes;
@@ -139,12 +140,9 @@ static tutti_status judge(const tu_backend_host *host, const progress *all, int 
 
 /* Rounds of exchanges, while the call is made on its own thread: so a rank that fails in it, or dies, is known to those
  * who would wait for it inside of NVSHMEM. */
-static tutti_status await(visit *visit, tutti_group *group, int64_t deadline, const char *what, outcome *outcome) {
+static tutti_status await(visit *visit, tutti_group *group, int64_t deadline, const char *what, outcome *outcome,
+                          progress *all) {
     const tu_backend_host *host = visit->nvshmem->cuda.host;
-    int size = host->group_size(group);
-    progress *all = calloc((size_t)size, sizeof *all);
-    if (all == NULL)
-        return host->error(TUTTI_ERROR_MEMORY, "out of memory for a call of NVSHMEM");
     tutti_status status = TUTTI_OK;
     bool over = false;
     for (int64_t round = FIRST_ROUND; status == TUTTI_OK && !over;
@@ -152,10 +150,18 @@ static tutti_status await(visit *visit, tutti_group *group, int64_t deadline, co
         progress mine = look(visit, host->now() + round, deadline, outcome);
         status = host->exchange(group, what, &mine, sizeof mine, -1, deadline + SLACK, all, NULL);
         if (status == TUTTI_OK)
-            status = judge(host, all, size, what, &over);
+            status = judge(host, all, host->group_size(group), what, &over);
     }
-    free(all);
     return status;
+}
+
+/* Of a rank that has no memory for the call: in the first round, the others hear so. */
+static tutti_status be_absent(const tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, const char *what) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    progress mine = { .state = FAILED, .status = TUTTI_ERROR_MEMORY };
+    snprintf(mine.words, sizeof mine.words, "rank %d is out of memory for a call of NVSHMEM", nvshmem->rank);
+    tutti_status status = host->exchange(group, what, &mine, sizeof mine, -1, deadline + SLACK, NULL, NULL);
+    return status == TUTTI_OK ? host->error(TUTTI_ERROR_MEMORY, "%s", mine.words) : status;
 }
 
 /* Of a call that was never made. */
@@ -172,9 +178,11 @@ tutti_status tu_nvshmem_enter(tu_nvshmem *nvshmem, tutti_group *group, int64_t d
         return host->error(TUTTI_ERROR_STATE,
                            "an earlier call of NVSHMEM did not come back: the process must end first");
     visit *visit = calloc(1, sizeof *visit);
-    if (visit == NULL || argument_bytes > sizeof visit->argument) {
+    progress *all = calloc((size_t)host->group_size(group), sizeof *all);
+    if (visit == NULL || all == NULL || argument_bytes > sizeof visit->argument) {
         free(visit);
-        return host->error(TUTTI_ERROR_MEMORY, "out of memory for a call of NVSHMEM");
+        free(all);
+        return be_absent(nvshmem, group, deadline, what);
     }
     visit->nvshmem = nvshmem;
     visit->act = act;
@@ -184,7 +192,8 @@ tutti_status tu_nvshmem_enter(tu_nvshmem *nvshmem, tutti_group *group, int64_t d
         outcome = without_thread;
         atomic_store_explicit(&visit->done, 1, memory_order_release);
     }
-    tutti_status status = await(visit, group, deadline, what, outcome);
+    tutti_status status = await(visit, group, deadline, what, outcome, all);
+    free(all);
     int none = 0;
     if (status != TUTTI_OK &&
         atomic_compare_exchange_strong_explicit(&visit->done, &none, 2, memory_order_acq_rel, memory_order_acquire)) {
@@ -231,8 +240,9 @@ typedef struct presence {
     int32_t status; /* of NVSHMEM in this process */
     int32_t pe, pe_count;
     int32_t version;
-    int32_t kept; /* slabs that this process has from an earlier world */
-    int32_t lost; /* a call did not come back */
+    int32_t kept;           /* slabs that this process has from an earlier world */
+    int32_t lost;           /* a call did not come back */
+    int32_t without_memory; /* for what the others say */
     uint64_t heap;
     tu_nvshmem_id id; /* rank 0's */
     int32_t id_result;
@@ -249,6 +259,8 @@ static tutti_status compare(const tu_nvshmem *nvshmem, const presence *all) {
     bool entered = first->status >= TU_NVSHMEM_INITIALISED;
     for (int i = 0; i < nvshmem->size; i++) {
         const presence *one = &all[i];
+        if (one->without_memory != 0)
+            return differ(host, host->error(TUTTI_ERROR_MEMORY, "rank %d is out of memory for NVSHMEM", i), i);
         if (one->lost != 0)
             return differ(host,
                           host->error(TUTTI_ERROR_STATE,
@@ -373,47 +385,71 @@ static void reserve(tu_nvshmem *nvshmem, void *argument) {
     reserving->base = nvshmem->library->nvshmem_malloc(reserving->bytes);
 }
 
-static tutti_status add_slab(tu_nvshmem *nvshmem, void *base, size_t bytes) {
+static tutti_status begin_slab(tu_nvshmem *nvshmem) {
     pthread_mutex_lock(&nvshmem->heap_lock);
-    tutti_status status = tu_nvshmem_slab_add(nvshmem, base, bytes);
+    tutti_status status = tu_nvshmem_slab_begin(nvshmem);
     pthread_mutex_unlock(&nvshmem->heap_lock);
     return status;
 }
 
-/* Whether all ranks have the new slab: they number slabs alike, so one that somebody lacks is used by nobody. */
-static tutti_status agree_on_slab(tu_nvshmem *nvshmem, tutti_group *group, size_t bytes, int64_t deadline, bool mine) {
+static void add_slab(tu_nvshmem *nvshmem, void *base, size_t bytes) {
+    pthread_mutex_lock(&nvshmem->heap_lock);
+    tu_nvshmem_slab_add(nvshmem, base, bytes);
+    pthread_mutex_unlock(&nvshmem->heap_lock);
+}
+
+/* What this rank can do before a new slab is made. */
+static tutti_status begin_growth(tu_nvshmem *nvshmem) {
+    pthread_mutex_lock(&process_lock);
+    bool split = process.split;
+    pthread_mutex_unlock(&process_lock);
+    return !split
+               ? begin_slab(nvshmem)
+               : nvshmem->cuda.host->error(TUTTI_ERROR_STATE,
+                                           "an earlier nvshmem_malloc gave memory to some ranks alone, and NVSHMEM's "
+                                           "heaps are not alike since: the process must end first");
+}
+
+/* Whether all ranks have memory: they number slabs alike, so one that somebody lacks is used by nobody. */
+static tutti_status compare_slabs(const tu_nvshmem *nvshmem, const unsigned char *made, size_t bytes) {
     const tu_backend_host *host = nvshmem->cuda.host;
-    unsigned char made = mine, *all = calloc((size_t)nvshmem->size, 1);
-    if (all == NULL)
-        return host->error(TUTTI_ERROR_MEMORY, "out of memory for %d ranks", nvshmem->size);
-    tutti_status status = host->exchange(group, "NVSHMEM's heap", &made, 1, -1, deadline, all, NULL);
-    for (int i = 0; i < nvshmem->size && status == TUTTI_OK; i++) {
-        if (all[i] != 0)
-            continue;
-        status =
-            host->error(TUTTI_ERROR_MEMORY,
-                        "NVSHMEM has no %zu bytes on rank %d: choose a smaller TUTTI_NVSHMEM_HEAP or growth, or allow "
-                        "more by NVSHMEM_MAX_MEMORY_PER_GPU (NVSHMEM_SYMMETRIC_SIZE with NVSHMEM_DISABLE_CUDA_VMM)",
-                        bytes, i);
-        host->error_at_fault(i);
-    }
-    free(all);
+    const unsigned char *lacking = memchr(made, 0, (size_t)nvshmem->size);
+    if (lacking == NULL)
+        return TUTTI_OK;
+    int rank = (int)(lacking - made);
+    pthread_mutex_lock(&process_lock);
+    process.split = process.split || memchr(made, 1, (size_t)nvshmem->size) != NULL;
+    pthread_mutex_unlock(&process_lock);
+    tutti_status status =
+        host->error(TUTTI_ERROR_MEMORY,
+                    "NVSHMEM has no %zu bytes on rank %d: choose a smaller TUTTI_NVSHMEM_HEAP or growth, or allow "
+                    "more by NVSHMEM_MAX_MEMORY_PER_GPU (NVSHMEM_SYMMETRIC_SIZE with NVSHMEM_DISABLE_CUDA_VMM)",
+                    bytes, rank);
+    host->error_at_fault(rank);
     return status;
 }
 
-/* A new slab, by all at once. */
-static tutti_status reserve_slab(tu_nvshmem *nvshmem, tutti_group *group, size_t bytes, int64_t deadline) {
+/* A new slab, by all at once. `own`: how it went on this rank so far. */
+static tutti_status reserve_slab(tu_nvshmem *nvshmem, tutti_group *group, size_t bytes, int64_t deadline,
+                                 tutti_status own) {
+    const tu_backend_host *host = nvshmem->cuda.host;
     reserving reserving = { .bytes = bytes };
-    if (tu_nvshmem_slab_count(nvshmem) == TU_NVSHMEM_SLABS)
-        return add_slab(nvshmem, NULL, bytes); /* says so */
-    tutti_status status =
-        tu_nvshmem_enter(nvshmem, group, deadline, "nvshmem_malloc", reserve, NULL, &reserving, sizeof reserving);
+    unsigned char mine, *made = calloc((size_t)nvshmem->size, 1);
+    if (own == TUTTI_OK)
+        own = made != NULL ? begin_growth(nvshmem) : host->error(TUTTI_ERROR_MEMORY, "out of memory for a new slab");
+    tutti_status status = tu_cuda_agree(host, group, "before NVSHMEM's heap", deadline, own);
     if (status == TUTTI_OK)
-        status = agree_on_slab(nvshmem, group, bytes, deadline, reserving.base != NULL);
+        status =
+            tu_nvshmem_enter(nvshmem, group, deadline, "nvshmem_malloc", reserve, NULL, &reserving, sizeof reserving);
+    mine = reserving.base != NULL;
     if (status == TUTTI_OK)
-        status = add_slab(nvshmem, reserving.base, bytes);
+        status = host->exchange(group, "NVSHMEM's heap", &mine, sizeof mine, -1, deadline, made, NULL);
+    if (status == TUTTI_OK)
+        status = compare_slabs(nvshmem, made, bytes);
+    free(made);
     if (status != TUTTI_OK)
         return status;
+    add_slab(nvshmem, reserving.base, bytes);
     pthread_mutex_lock(&process_lock);
     process.slabs[process.slab_count].base = reserving.base;
     process.slabs[process.slab_count++].bytes = bytes;
@@ -424,24 +460,28 @@ static tutti_status reserve_slab(tu_nvshmem *nvshmem, tutti_group *group, size_t
 /* The slabs of an earlier world of this process, or a first one. */
 static tutti_status find_slabs(tu_nvshmem *nvshmem, tutti_group *group, int kept, int64_t deadline) {
     size_t total = 0;
-    tutti_status status = TUTTI_OK;
-    for (int i = 0; status == TUTTI_OK && i < kept; i++) {
-        status = add_slab(nvshmem, process.slabs[i].base, process.slabs[i].bytes);
+    tutti_status own = TUTTI_OK;
+    for (int i = 0; i < kept; i++) {
+        if (own == TUTTI_OK)
+            own = begin_slab(nvshmem);
+        if (own == TUTTI_OK)
+            add_slab(nvshmem, process.slabs[i].base, process.slabs[i].bytes);
         total += process.slabs[i].bytes;
     }
-    if (status == TUTTI_OK && total < nvshmem->heap)
-        status = reserve_slab(nvshmem, group, nvshmem->heap - total, deadline);
-    return status;
+    return total < nvshmem->heap ? reserve_slab(nvshmem, group, nvshmem->heap - total, deadline, own)
+                                 : tu_cuda_agree(nvshmem->cuda.host, group, "NVSHMEM's heap", deadline, own);
 }
 
 tutti_status tu_nvshmem_grow(void *state, tutti_group *world, size_t bytes, int64_t deadline) {
     tu_nvshmem *nvshmem = state;
     const tu_backend_host *host = nvshmem->cuda.host;
-    tutti_status own = !nvshmem->lost ? TUTTI_OK
-                                      : host->error(TUTTI_ERROR_STATE, "an earlier call of NVSHMEM did not come back: "
-                                                                       "the process must end first");
-    tutti_status status = tu_cuda_agree(host, world, "growing NVSHMEM's heap", deadline, own);
-    return status == TUTTI_OK ? reserve_slab(nvshmem, world, (bytes + 511) / 512 * 512, deadline) : status;
+    tutti_status own = TUTTI_OK;
+    if (nvshmem->lost)
+        own =
+            host->error(TUTTI_ERROR_STATE, "an earlier call of NVSHMEM did not come back: the process must end first");
+    else if (bytes > SIZE_MAX - 511)
+        own = host->error(TUTTI_ERROR_MEMORY, "NVSHMEM's heap cannot grow by %zu bytes", bytes);
+    return reserve_slab(nvshmem, world, (bytes + 511) / 512 * 512, deadline, own);
 }
 
 /* ---- kernels ---- */
@@ -538,6 +578,7 @@ tutti_status tu_nvshmem_begin(tu_nvshmem *nvshmem) {
 
 void tu_nvshmem_end(tu_nvshmem *nvshmem) {
     free(nvshmem->pes);
+    tu_nvshmem_awaited_free(nvshmem);
     tu_nvshmem_teams_free(nvshmem);
     tu_nvshmem_slabs_free(nvshmem);
     if (!nvshmem->holds)
@@ -547,12 +588,16 @@ void tu_nvshmem_end(tu_nvshmem *nvshmem) {
     pthread_mutex_unlock(&process_lock);
 }
 
-static tutti_status join_all(tu_nvshmem *nvshmem, tutti_group *world, int64_t deadline, presence *all) {
+static tutti_status join_all(tu_nvshmem *nvshmem, tutti_group *world, int64_t deadline, presence *all,
+                             bool has_memory) {
     const tu_backend_host *host = nvshmem->cuda.host;
     presence mine;
     map_environment(nvshmem);
     introduce(nvshmem, &mine);
+    mine.without_memory = !has_memory;
     tutti_status status = host->exchange(world, "before NVSHMEM", &mine, sizeof mine, -1, deadline, all, NULL);
+    if (status == TUTTI_OK && !has_memory)
+        status = host->error(TUTTI_ERROR_MEMORY, "out of memory for NVSHMEM with %d ranks", nvshmem->size);
     if (status == TUTTI_OK)
         status = compare(nvshmem, all);
     if (status == TUTTI_OK)
@@ -560,7 +605,7 @@ static tutti_status join_all(tu_nvshmem *nvshmem, tutti_group *world, int64_t de
     if (status == TUTTI_OK)
         status = find_slabs(nvshmem, world, all[0].kept, deadline);
     if (status == TUTTI_OK)
-        nvshmem->even = tu_nvshmem_can_alias(nvshmem);
+        tu_nvshmem_find_domain(nvshmem);
     return status == TUTTI_OK ? load_kernels(nvshmem) : status;
 }
 
@@ -573,9 +618,7 @@ tutti_status tu_nvshmem_join(void *state, tutti_group *world, int64_t deadline) 
     free(nvshmem->pes);
     nvshmem->pes = calloc((size_t)nvshmem->size, sizeof *nvshmem->pes);
     presence *all = calloc((size_t)nvshmem->size, sizeof *all);
-    tutti_status status = nvshmem->pes != NULL && all != NULL
-                              ? join_all(nvshmem, world, deadline, all)
-                              : host->error(TUTTI_ERROR_MEMORY, "out of memory for %d ranks", nvshmem->size);
+    tutti_status status = join_all(nvshmem, world, deadline, all, nvshmem->pes != NULL && all != NULL);
     free(all);
     return status;
 }

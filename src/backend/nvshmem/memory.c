@@ -42,12 +42,17 @@ static CUresult clear_new(tu_nvshmem *nvshmem, tu_nvshmem_block *block, void *ad
     return result == CUDA_SUCCESS ? driver->cuEventRecord(block->cleared, stream) : result;
 }
 
+static void drop_event(tu_nvshmem *nvshmem, tu_nvshmem_block *block) {
+    if (block->cleared != NULL)
+        nvshmem->cuda.driver.cuEventDestroy(block->cleared);
+    block->cleared = NULL;
+}
+
 static CUresult await_clear(tu_nvshmem *nvshmem, tu_nvshmem_block *block) {
     if (block->cleared == NULL)
         return CUDA_SUCCESS;
     CUresult result = nvshmem->cuda.driver.cuEventSynchronize(block->cleared);
-    nvshmem->cuda.driver.cuEventDestroy(block->cleared);
-    block->cleared = NULL;
+    drop_event(nvshmem, block);
     return result;
 }
 
@@ -55,6 +60,96 @@ static void give_back(tu_nvshmem *nvshmem, const tu_nvshmem_block *block) {
     pthread_mutex_lock(&nvshmem->heap_lock);
     tu_nvshmem_give_back(nvshmem, block->slab, block->offset, block->bytes);
     pthread_mutex_unlock(&nvshmem->heap_lock);
+}
+
+/* ---- areas that members may still write to ---- */
+
+static char *place_of(const tu_nvshmem *nvshmem, const tu_nvshmem_block *block) {
+    return nvshmem->slabs[block->slab].base + block->offset;
+}
+
+static CUresult clear_old(tu_nvshmem *nvshmem, const tu_nvshmem_block *block) {
+    const tu_cuda_driver *driver = &nvshmem->cuda.driver;
+    CUstream stream = nvshmem->device->stream;
+    CUresult result =
+        driver->cuMemsetD8Async((CUdeviceptr)(uintptr_t)place_of(nvshmem, block), 0, block->bytes, stream);
+    return result == CUDA_SUCCESS ? driver->cuStreamSynchronize(stream) : result;
+}
+
+/* Whether every other member has said that it writes to the area no more. The context is entered. */
+static bool is_left(tu_nvshmem *nvshmem, const tu_nvshmem_block *block) {
+    const tu_cuda_driver *driver = &nvshmem->cuda.driver;
+    CUstream stream = nvshmem->device->stream;
+    uint64_t words[64];
+    bool left = true;
+    for (int first = 0; first < block->member_count && left; first += 64) {
+        int count = block->member_count - first < 64 ? block->member_count - first : 64;
+        CUdeviceptr from = (CUdeviceptr)(uintptr_t)place_of(nvshmem, block) + block->farewells + 8 * (size_t)first;
+        left = driver->cuMemcpyDtoHAsync(words, from, 8 * (size_t)count, stream) == CUDA_SUCCESS &&
+               driver->cuStreamSynchronize(stream) == CUDA_SUCCESS;
+        for (int i = 0; i < count && left; i++)
+            left = words[i] != 0 || first + i == block->rank;
+    }
+    return left;
+}
+
+static void await_farewells(tu_nvshmem *nvshmem, tu_nvshmem_block *block) {
+    pthread_mutex_lock(&nvshmem->heap_lock);
+    block->next = nvshmem->awaited;
+    nvshmem->awaited = block;
+    pthread_mutex_unlock(&nvshmem->heap_lock);
+}
+
+/* Gives back what is awaited no more. */
+static void look_for_farewells(tu_nvshmem *nvshmem) {
+    if (tu_cuda_enter(&nvshmem->cuda, nvshmem->device) != TUTTI_OK)
+        return;
+    pthread_mutex_lock(&nvshmem->heap_lock);
+    tu_nvshmem_block *block = nvshmem->awaited;
+    nvshmem->awaited = NULL; /* another thread does not look at these meanwhile */
+    pthread_mutex_unlock(&nvshmem->heap_lock);
+    while (block != NULL) {
+        tu_nvshmem_block *next = block->next;
+        if (is_left(nvshmem, block) && clear_old(nvshmem, block) == CUDA_SUCCESS) {
+            give_back(nvshmem, block);
+            free(block);
+        } else {
+            await_farewells(nvshmem, block);
+        }
+        block = next;
+    }
+    tu_cuda_leave(&nvshmem->cuda);
+}
+
+void tu_nvshmem_awaited_free(tu_nvshmem *nvshmem) {
+    while (nvshmem->awaited != NULL) {
+        tu_nvshmem_block *next = nvshmem->awaited->next;
+        free(nvshmem->awaited);
+        nvshmem->awaited = next;
+    }
+}
+
+/* ---- allocating and freeing ---- */
+
+tutti_status tu_nvshmem_obtain(tu_nvshmem *nvshmem, size_t bytes, size_t alignment, tu_nvshmem_fit fit,
+                               const char *what, int *slab, size_t *offset) {
+    tutti_status status;
+    for (int attempt = 0; attempt < 2; attempt++) {
+        pthread_mutex_lock(&nvshmem->heap_lock);
+        status = tu_nvshmem_carve(nvshmem, bytes, alignment, fit, what, slab, offset);
+        bool more = status == TUTTI_ERROR_MEMORY && nvshmem->awaited != NULL;
+        pthread_mutex_unlock(&nvshmem->heap_lock);
+        if (!more)
+            break;
+        look_for_farewells(nvshmem);
+    }
+    return status;
+}
+
+/* Whether it is for signals of members that are not all mapped. */
+static bool is_apart(const tu_backend_request *request) {
+    const tu_nvshmem_map *blocks = request->blocks != NULL ? request->blocks->handle : NULL;
+    return blocks != NULL && !blocks->mapped;
 }
 
 static tutti_status allocate(void *state, const tu_backend_request *request, tu_backend_block *out) {
@@ -69,13 +164,13 @@ static tutti_status allocate(void *state, const tu_backend_request *request, tu_
     block->bytes = (request->bytes + GRAIN - 1) / GRAIN * GRAIN;
     if (block->bytes == 0)
         block->bytes = GRAIN;
-    pthread_mutex_lock(&nvshmem->heap_lock);
-    status = tu_nvshmem_carve(nvshmem, block->bytes, request->alignment > GRAIN ? request->alignment : GRAIN,
-                              request->what, &block->slab, &block->offset);
-    pthread_mutex_unlock(&nvshmem->heap_lock);
+    block->apart = is_apart(request);
+    status = tu_nvshmem_obtain(nvshmem, block->bytes, request->alignment > GRAIN ? request->alignment : GRAIN,
+                               block->apart ? TU_NVSHMEM_LAST : TU_NVSHMEM_FIRST, request->what, &block->slab,
+                               &block->offset);
     if (status != TUTTI_OK)
         goto free_block;
-    char *address = nvshmem->slabs[block->slab].base + block->offset;
+    char *address = place_of(nvshmem, block);
     status = tu_cuda_enter(&nvshmem->cuda, nvshmem->device);
     if (status != TUTTI_OK)
         goto give_block_back;
@@ -91,6 +186,7 @@ static tutti_status allocate(void *state, const tu_backend_request *request, tu_
     return TUTTI_OK;
 
 give_block_back:
+    drop_event(nvshmem, block);
     give_back(nvshmem, block);
 free_block:
     free(block);
@@ -101,17 +197,19 @@ free_block:
 static void free_memory(void *state, tu_backend_block *out) {
     tu_nvshmem *nvshmem = state;
     tu_nvshmem_block *block = out->handle;
-    const tu_cuda_driver *driver = &nvshmem->cuda.driver;
     CUresult result = CUDA_ERROR_INVALID_CONTEXT;
     if (tu_cuda_enter(&nvshmem->cuda, nvshmem->device) == TUTTI_OK) {
         (void)await_clear(nvshmem, block);
-        result = driver->cuCtxSynchronize();
-        if (result == CUDA_SUCCESS)
-            result =
-                driver->cuMemsetD8Async((CUdeviceptr)(uintptr_t)out->address, 0, block->bytes, nvshmem->device->stream);
-        if (result == CUDA_SUCCESS)
-            result = driver->cuStreamSynchronize(nvshmem->device->stream);
+        result = nvshmem->cuda.driver.cuCtxSynchronize();
+        if (result == CUDA_SUCCESS && block->farewells == 0)
+            result = clear_old(nvshmem, block);
         tu_cuda_leave(&nvshmem->cuda);
+    }
+    memset(out, 0, sizeof *out);
+    if (result == CUDA_SUCCESS && block->farewells != 0) {
+        await_farewells(nvshmem, block);
+        look_for_farewells(nvshmem);
+        return;
     }
     if (result == CUDA_SUCCESS)
         give_back(nvshmem, block);
@@ -120,8 +218,9 @@ static void free_memory(void *state, tu_backend_block *out) {
                                 "%zu bytes of the heap are not used again after CUDA error %d on the device",
                                 block->bytes, result);
     free(block);
-    memset(out, 0, sizeof *out);
 }
+
+/* ---- tickets ---- */
 
 static tutti_status export_block(void *state, const tu_backend_block *own, tu_backend_ticket *ticket) {
     tu_nvshmem *nvshmem = state;
@@ -131,6 +230,7 @@ static tutti_status export_block(void *state, const tu_backend_block *own, tu_ba
                                   .slab = (uint64_t)block->slab,
                                   .offset = block->offset,
                                   .bytes = block->bytes,
+                                  .domain = nvshmem->domain,
                                   .even = nvshmem->even,
                                   .multicast = tu_cuda_has_multicast(nvshmem, nvshmem->device_index) };
     tutti_status status = tu_cuda_enter(&nvshmem->cuda, nvshmem->device);
@@ -162,11 +262,12 @@ static void drop_map(tu_nvshmem_map *map) {
     free(map);
 }
 
-static tu_nvshmem_map *make_map(tu_nvshmem *nvshmem, int count) {
+static tu_nvshmem_map *make_map(tu_nvshmem *nvshmem, tu_nvshmem_block *own, int count) {
     tu_nvshmem_map *map = calloc(1, sizeof *map);
     if (map == NULL)
         return NULL;
     map->cuda = (tu_cuda_map){ .cuda = &nvshmem->cuda, .device = nvshmem->device, .count = count };
+    map->own = own;
     map->cuda.near = calloc((size_t)count, sizeof *map->cuda.near);
     map->places = calloc((size_t)count, sizeof *map->places);
     map->pes = calloc((size_t)count, sizeof *map->pes);
@@ -183,14 +284,14 @@ static tutti_status place_member(tu_nvshmem *nvshmem, tu_nvshmem_map *map, int m
     memcpy(&ticket, given->bytes, sizeof ticket);
     int slab_count = tu_nvshmem_slab_count(nvshmem);
     const tu_nvshmem_slab *slab = ticket.slab < (uint64_t)slab_count ? &nvshmem->slabs[ticket.slab] : NULL;
-    if (ticket.magic != MAGIC || slab == NULL || ticket.bytes != bytes || ticket.offset > slab->bytes ||
-        slab->bytes - ticket.offset < bytes) {
-        tutti_status status =
-            nvshmem->cuda.host->error(TUTTI_ERROR_PROTOCOL,
-                                      "member %d says that its block lies in slab %llu at %llu, %llu bytes: this rank "
-                                      "has %d slabs, and %zu bytes",
-                                      member, (unsigned long long)ticket.slab, (unsigned long long)ticket.offset,
-                                      (unsigned long long)ticket.bytes, slab_count, bytes);
+    if (ticket.magic != MAGIC || ticket.pe < 0 || ticket.pe >= nvshmem->size || slab == NULL || ticket.bytes != bytes ||
+        ticket.offset > slab->bytes || slab->bytes - ticket.offset < bytes) {
+        tutti_status status = nvshmem->cuda.host->error(
+            TUTTI_ERROR_PROTOCOL,
+            "member %d says that it is PE %d, and that its block lies in slab %llu at %llu, "
+            "%llu bytes: this rank has %d slabs, and %zu bytes",
+            member, ticket.pe, (unsigned long long)ticket.slab, (unsigned long long)ticket.offset,
+            (unsigned long long)ticket.bytes, slab_count, bytes);
         nvshmem->cuda.host->error_at_fault(member);
         return status;
     }
@@ -208,15 +309,18 @@ typedef enum reach {
     AT_OFFSET /* … and at one offset */
 } reach;
 
-static reach find_reach(const tu_backend_ticket *tickets, int count) {
+/* `mapped`: whether all members map each other. */
+static reach find_reach(const tu_backend_ticket *tickets, int count, bool *mapped) {
     tu_nvshmem_ticket first, other;
     reach reach = AT_OFFSET;
     memcpy(&first, tickets[0].bytes, sizeof first);
+    *mapped = first.domain != 0;
     for (int i = 0; i < count; i++) {
         memcpy(&other, tickets[i].bytes, sizeof other);
-        if (other.slab != first.slab || other.even == 0)
-            return APART;
-        if (other.offset != first.offset)
+        *mapped = *mapped && other.domain == first.domain;
+        if (other.slab != first.slab || other.even == 0 || !*mapped)
+            reach = APART;
+        else if (other.offset != first.offset && reach == AT_OFFSET)
             reach = IN_SLAB;
     }
     return reach;
@@ -272,9 +376,9 @@ static tutti_status find_multicast(tu_nvshmem *nvshmem, const tu_nvshmem_map *ma
 static tutti_status import_blocks(void *state, tutti_group *group, const tu_backend_block *own, int rank, int count,
                                   tu_backend_ticket *tickets, tu_backend_map *out) {
     tu_nvshmem *nvshmem = state;
-    const tu_nvshmem_block *block = own->handle;
+    tu_nvshmem_block *block = own->handle;
     void **addresses = calloc((size_t)count, sizeof *addresses), *multicast = NULL;
-    tu_nvshmem_map *map = make_map(nvshmem, count);
+    tu_nvshmem_map *map = make_map(nvshmem, block, count);
     tutti_status status = TUTTI_OK;
     if (addresses == NULL || map == NULL)
         status = nvshmem->cuda.host->error(TUTTI_ERROR_MEMORY, "out of memory for a mapping of %d blocks", count);
@@ -282,7 +386,7 @@ static tutti_status import_blocks(void *state, tutti_group *group, const tu_back
         status = place_member(nvshmem, map, i, &tickets[i], block->bytes, &addresses[i]);
     if (status == TUTTI_OK) {
         addresses[rank] = own->address;
-        reach reach = find_reach(tickets, count);
+        reach reach = find_reach(tickets, count, &map->mapped);
         if (reach != APART)
             status = map_slab(nvshmem, map, group, block, reach);
     }

@@ -14,10 +14,16 @@
 
 /* ---- areas ---- */
 
-static size_t area_bytes(int size, int channels) {
+/* Behind the signals, the words in which members say that they write to the area no more; and one that holds what this
+ * rank says, from where it is put. */
+static size_t farewells_at(int size, int channels) {
     size_t pairs = (size_t)size * (size_t)channels, even = tu_cuda_remote.area_bytes(size, channels);
     size_t apart = (5 * pairs + (size_t)channels) * sizeof(uint64_t); /* as in params.h */
-    return even > apart ? even : apart;
+    return ((even > apart ? even : apart) + 7) & ~(size_t)7;
+}
+
+static size_t area_bytes(int size, int channels) {
+    return farewells_at(size, channels) + ((size_t)size + 1) * sizeof(uint64_t);
 }
 
 /* Whether the CUDA backend's kernels reach all members' areas. */
@@ -80,13 +86,74 @@ static tutti_status attach(tu_backend_peers *peers) {
     return status;
 }
 
+static bool has_ended(const tu_backend_peers *peers) {
+    const tu_nvshmem *nvshmem = peers->state;
+    const _Atomic uint64_t *state = nvshmem->cuda.host->group_state(peers->group);
+    return nvshmem->lost || (state != NULL && atomic_load_explicit(state, memory_order_acquire) != 0);
+}
+
+/* Everything that this rank's kernels wrote to others has arrived. The context is entered. */
+static bool settle(tu_nvshmem *nvshmem) {
+    if (nvshmem->cuda.driver.cuCtxSynchronize() != CUDA_SUCCESS)
+        return false;
+    nvshmem->library->nvshmemx_quiet_on_stream(nvshmem->device->stream);
+    return nvshmem->cuda.driver.cuStreamSynchronize(nvshmem->device->stream) == CUDA_SUCCESS;
+}
+
+/* Of members that are not all mapped. Freed memory of the heap is given out again, while signals of others, or their
+ * words that they have taken this rank's, may still be on their way to the area. So each member tells the others when
+ * it writes nothing any more; whoever has heard that from all gives the area back (memory.c). Nobody waits for it. Of a
+ * group that has ended nobody knows who is there to be told: its areas stay until the world is closed. */
+static void say_farewell(const tu_backend_peers *peers) {
+    tu_nvshmem *nvshmem = peers->state;
+    const tu_nvshmem_map *areas = peers->areas->handle;
+    size_t farewells = farewells_at(peers->size, peers->channels), mine = 8 * (size_t)peers->rank;
+    char *said = (char *)peers->areas->addresses[peers->rank] + farewells + 8 * (size_t)peers->size;
+    CUstream stream = nvshmem->device->stream;
+    areas->own->farewells = farewells;
+    areas->own->member_count = peers->size;
+    areas->own->rank = peers->rank;
+    if (has_ended(peers) || tu_cuda_enter(&nvshmem->cuda, nvshmem->device) != TUTTI_OK)
+        return;
+    if (settle(nvshmem) &&
+        nvshmem->cuda.driver.cuMemsetD8Async((CUdeviceptr)(uintptr_t)said, 1, 8, stream) == CUDA_SUCCESS) {
+        for (int i = 0; i < peers->size; i++)
+            if (i != peers->rank)
+                nvshmem->library->nvshmemx_putmem_on_stream(areas->places[i] + farewells + mine, said, 8, areas->pes[i],
+                                                            stream);
+        (void)settle(nvshmem); /* the word is this rank's until it has been put */
+    }
+    tu_cuda_leave(&nvshmem->cuda);
+}
+
 static void detach(tu_backend_peers *peers) {
+    tu_nvshmem_map *areas = peers->areas->handle;
+    if (peers->met && areas->own->apart)
+        say_farewell(peers);
     tu_cuda_remote.detach(peers);
-    forget_members(peers->state, peers->areas->handle);
+    forget_members(peers->state, areas);
+}
+
+/* Words of members that are not mapped may still be on their way when all have come: nobody begins anew before they
+ * have arrived. */
+static void await_words(const tu_backend_peers *peers) {
+    tu_nvshmem *nvshmem = peers->state;
+    const tu_backend_host *host = nvshmem->cuda.host;
+    char nothing = 0;
+    if (tu_cuda_enter(&nvshmem->cuda, nvshmem->device) == TUTTI_OK) {
+        (void)settle(nvshmem);
+        tu_cuda_leave(&nvshmem->cuda);
+    }
+    if (host->exchange(peers->group, "signals that begin anew", &nothing, 1, -1,
+                       host->now() + host->timeout(peers->group, 0), NULL, NULL) != TUTTI_OK)
+        host->group_end(peers->group);
 }
 
 static void reset(const tu_backend_peers *peers) {
     tu_nvshmem *nvshmem = peers->state;
+    const tu_nvshmem_map *areas = peers->areas->handle;
+    if (areas->own->apart)
+        await_words(peers);
     tu_backend_block area = { .address = peers->areas->addresses[peers->rank],
                               .bytes = area_bytes(peers->size, peers->channels),
                               .device_index = peers->device_index };
@@ -97,13 +164,14 @@ static void reset(const tu_backend_peers *peers) {
 
 /* ---- bytes ---- */
 
-/* The bounce is this stream's when what used it before is over. With heap_lock held and the context entered. */
+/* The bounce is this stream's when what used it before is over. With bounce_lock held and the context entered. */
 static tutti_status take_bounce(tu_nvshmem *nvshmem, CUstream stream) {
     const tu_cuda_driver *driver = &nvshmem->cuda.driver;
     if (nvshmem->bounce == NULL) {
         int slab;
         size_t offset;
-        tutti_status status = tu_nvshmem_carve(nvshmem, TU_NVSHMEM_BOUNCE, 512, "bytes on their way", &slab, &offset);
+        tutti_status status =
+            tu_nvshmem_obtain(nvshmem, TU_NVSHMEM_BOUNCE, 512, TU_NVSHMEM_LAST, "bytes on their way", &slab, &offset);
         if (status != TUTTI_OK)
             return status;
         nvshmem->bounce = nvshmem->slabs[slab].base + offset;
@@ -131,7 +199,7 @@ static void move(const tu_nvshmem *nvshmem, const transfer *transfer, char *here
                                                     transfer->stream);
 }
 
-/* With heap_lock held and the context entered. */
+/* With bounce_lock held and the context entered. */
 static tutti_status by_bounce(tu_nvshmem *nvshmem, const transfer *transfer) {
     const tu_cuda_driver *driver = &nvshmem->cuda.driver;
     tutti_status status = take_bounce(nvshmem, transfer->stream);
@@ -171,9 +239,9 @@ static tutti_status run_transfer(const tu_backend_peers *peers, const transfer *
     if (tu_nvshmem_in_heap(nvshmem, transfer->mine, transfer->bytes)) {
         move(nvshmem, transfer, transfer->mine, 0, transfer->bytes);
     } else {
-        pthread_mutex_lock(&nvshmem->heap_lock);
+        pthread_mutex_lock(&nvshmem->bounce_lock);
         status = by_bounce(nvshmem, transfer);
-        pthread_mutex_unlock(&nvshmem->heap_lock);
+        pthread_mutex_unlock(&nvshmem->bounce_lock);
     }
     tu_cuda_leave(&nvshmem->cuda);
     return status;

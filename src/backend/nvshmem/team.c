@@ -41,7 +41,7 @@ static tutti_status made(const tu_nvshmem *nvshmem, const void *argument) {
 }
 
 /* Why this rank cannot have one more; TUTTI_OK: it can. */
-static tutti_status refusal(const tu_nvshmem *nvshmem) {
+static tutti_status refusal(tu_nvshmem *nvshmem) {
     const tu_backend_host *host = nvshmem->cuda.host;
     if (nvshmem->lost)
         return host->error(TUTTI_ERROR_STATE,
@@ -50,27 +50,33 @@ static tutti_status refusal(const tu_nvshmem *nvshmem) {
         return host->error(TUTTI_ERROR_UNSUPPORTED,
                            "NVSHMEM has no teams where processes share a GPU, unless MPS runs and the "
                            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE of those on one GPU add up to 100 at most");
-    if (nvshmem->team_count >= nvshmem->team_limit)
+    pthread_mutex_lock(&nvshmem->heap_lock);
+    int count = nvshmem->team_count;
+    pthread_mutex_unlock(&nvshmem->heap_lock);
+    if (count >= nvshmem->team_limit)
         return host->error(TUTTI_ERROR_LIMIT,
                            "there are %d teams of NVSHMEM already: allow more by TUTTI_NVSHMEM_TEAMS, and by "
                            "NVSHMEM_MAX_TEAMS",
-                           nvshmem->team_count);
+                           count);
     return TUTTI_OK;
 }
 
-/* The first member that cannot. */
-static tutti_status compare(const tu_nvshmem *nvshmem, tutti_group *group, const offer *offers, tutti_status own) {
+/* The first member that cannot have one. Where there is a team already, that there cannot be more is no reason. */
+static tutti_status compare(const tu_nvshmem *nvshmem, tutti_group *group, const offer *offers, tutti_status own,
+                            bool there) {
     const tu_backend_host *host = nvshmem->cuda.host;
     for (int i = 0; i < host->group_size(group); i++) {
-        if (offers[i].refused == TUTTI_OK || own != TUTTI_OK)
+        if (offers[i].refused == TUTTI_OK || (there && offers[i].refused == TUTTI_ERROR_LIMIT))
             continue;
+        if (own != TUTTI_OK && (!there || own != TUTTI_ERROR_LIMIT))
+            return own; /* its message stands */
         tutti_status status =
             host->error((tutti_status)offers[i].refused, "member %d of group %s cannot have one more team of NVSHMEM",
                         i, host->group_name(group));
         host->error_at_fault(i);
         return status;
     }
-    return own;
+    return TUTTI_OK;
 }
 
 /* Whether the members are all PEs, in their order: then there is a team already. */
@@ -96,11 +102,10 @@ static tutti_status make(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadli
     return status;
 }
 
-static tutti_status keep(tu_nvshmem *nvshmem, const tutti_group *group, int32_t team, const offer *offers, bool made) {
+/* `kept` has room for the members. */
+static void keep(tu_nvshmem *nvshmem, const tutti_group *group, tu_nvshmem_team *kept, int32_t team,
+                 const offer *offers, bool made) {
     int count = nvshmem->cuda.host->group_size(group);
-    tu_nvshmem_team *kept = malloc(sizeof *kept + (size_t)count * sizeof *kept->pes);
-    if (kept == NULL)
-        return nvshmem->cuda.host->error(TUTTI_ERROR_MEMORY, "out of memory for a team");
     *kept = (tu_nvshmem_team){ .group = group, .team = team, .count = count };
     for (int i = 0; i < count; i++)
         kept->pes[i] = offers[i].pe;
@@ -109,7 +114,6 @@ static tutti_status keep(tu_nvshmem *nvshmem, const tutti_group *group, int32_t 
     nvshmem->teams = kept;
     nvshmem->team_count += made;
     pthread_mutex_unlock(&nvshmem->heap_lock);
-    return TUTTI_OK;
 }
 
 static bool has_members(const tu_nvshmem_team *kept, const offer *offers, int count) {
@@ -143,30 +147,53 @@ static bool find(tu_nvshmem *nvshmem, const tutti_group *group, int32_t *team) {
     return kept != NULL;
 }
 
+/* Collective: what this rank offers, and what all do. *own is why it has nothing to offer. */
+static tutti_status meet(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, tutti_status *own, offer *offers) {
+    const tu_backend_host *host = nvshmem->cuda.host;
+    offer mine = { .pe = nvshmem->pes[nvshmem->rank] };
+    if (*own == TUTTI_OK)
+        *own = refusal(nvshmem);
+    if (*own == TUTTI_OK && host->group_rank(group) == 0 && nvshmem->library->nvshmemx_team_get_uniqueid(&mine.id) != 0)
+        *own = host->error(TUTTI_ERROR_BACKEND, "NVSHMEM gives no unique id for a team (nvshmemx_team_get_uniqueid)");
+    mine.refused = (int32_t)*own;
+    tutti_status status = host->exchange(group, "a team of NVSHMEM", &mine, sizeof mine, -1, deadline, offers, NULL);
+    return status == TUTTI_OK && offers == NULL ? *own : status;
+}
+
+/* What is needed is made before, so that nothing can fail here alone once the others have the team. */
+static tutti_status find_or_make(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, tutti_status own,
+                                 offer *offers, tu_nvshmem_team **kept, int32_t *team) {
+    int size = nvshmem->cuda.host->group_size(group);
+    tutti_status status = meet(nvshmem, group, deadline, &own, offers);
+    if (status != TUTTI_OK)
+        return status;
+    bool everybody = is_everybody(nvshmem, offers, size);
+    bool there = everybody || find_same(nvshmem, offers, size, team);
+    if (everybody)
+        *team = TU_NVSHMEM_TEAM_WORLD;
+    status = compare(nvshmem, group, offers, own, there);
+    if (status == TUTTI_OK && !there)
+        status = make(nvshmem, group, deadline, offers, team); /* on all members, or on none */
+    if (status == TUTTI_OK) {
+        keep(nvshmem, group, *kept, *team, offers, !there);
+        *kept = NULL;
+    }
+    return status;
+}
+
 tutti_status tu_nvshmem_team_get(tu_nvshmem *nvshmem, tutti_group *group, int64_t deadline, bool broken,
                                  int32_t *team) {
     const tu_backend_host *host = nvshmem->cuda.host;
     if (find(nvshmem, group, team))
         return TUTTI_OK;
-    int size = host->group_size(group);
-    offer mine = { .pe = nvshmem->pes[nvshmem->rank] }, *offers = calloc((size_t)size, sizeof *offers);
-    if (offers == NULL)
-        return host->error(TUTTI_ERROR_MEMORY, "out of memory for a team");
-    tutti_status own = broken ? TUTTI_ERROR_BACKEND : refusal(nvshmem);
-    mine.refused = (int32_t)own;
-    if (own == TUTTI_OK && host->group_rank(group) == 0 && nvshmem->library->nvshmemx_team_get_uniqueid(&mine.id) != 0)
-        mine.refused = TUTTI_ERROR_BACKEND;
-    tutti_status status = host->exchange(group, "a team of NVSHMEM", &mine, sizeof mine, -1, deadline, offers, NULL);
-    bool everybody = status == TUTTI_OK && own != TUTTI_ERROR_UNSUPPORTED && is_everybody(nvshmem, offers, size);
-    bool is_new = status == TUTTI_OK && !everybody && !find_same(nvshmem, offers, size, team);
-    if (is_new)
-        status = compare(nvshmem, group, offers, own);
-    if (everybody)
-        *team = TU_NVSHMEM_TEAM_WORLD;
-    else if (is_new && status == TUTTI_OK)
-        status = make(nvshmem, group, deadline, offers, team); /* on all members, or on none */
-    if (status == TUTTI_OK)
-        status = keep(nvshmem, group, *team, offers, is_new);
+    size_t size = (size_t)host->group_size(group);
+    offer *offers = calloc(size, sizeof *offers);
+    tu_nvshmem_team *kept = malloc(sizeof *kept + size * sizeof *kept->pes);
+    tutti_status own = broken ? TUTTI_ERROR_BACKEND : TUTTI_OK;
+    if (offers == NULL || kept == NULL)
+        own = host->error(TUTTI_ERROR_MEMORY, "out of memory for a team of %zu ranks", size);
+    tutti_status status = find_or_make(nvshmem, group, deadline, own, offers, &kept, team);
+    free(kept);
     free(offers);
     return status;
 }

@@ -6,7 +6,11 @@
  * to. STANDIN_NVSHMEM in the environment makes it ill: "old", "limited", "refuses" (no start), "refuses one" (on PE 1),
  * "hangs" (in nvshmem_malloc, on PE 1), "full" (no memory on PE 1), "small" (none to grow by), "no team" (on PE 1);
  * "dies starting", "dies opening", "dies growing", "dies teaming": PE 1 is killed in that call; "dies putting", "stops
- * putting": in the middle of the third put of a kernel; "late": puts and signals of kernels arrive late, in any order.
+ * putting": in the middle of the third put of a kernel; "late": puts and signals arrive late, in any order; "later": a
+ * word after 50 ms, and bytes of the host after 150, unless somebody asks for quiet; "two hosts": each two processes
+ * map each other alone.
+ *
+ * standin_nvshmem_fail_call(n) lets the n-th call of this process fail, of those that can.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -19,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "memory/backend.h"
@@ -62,6 +67,45 @@ static void die(const char *where) {
         raise(SIGKILL);
 }
 
+/* ---- calls that fail ---- */
+
+#define CALLS 2048
+static pthread_mutex_t call_lock = PTHREAD_MUTEX_INITIALIZER;
+static int calls_left, calls_made; /* until one fails; and so far, since standin_nvshmem_fail_call: under the lock */
+static bool counts_calls;
+static const char *names[CALLS];
+
+API void standin_nvshmem_fail_call(int nth);
+void standin_nvshmem_fail_call(int nth) {
+    pthread_mutex_lock(&call_lock);
+    calls_left = nth;
+    calls_made = 0;
+    counts_calls = nth > 0;
+    pthread_mutex_unlock(&call_lock);
+}
+
+API int standin_nvshmem_calls_left(void);
+int standin_nvshmem_calls_left(void) {
+    return calls_left;
+}
+
+API const char *standin_nvshmem_call_made(int nth);
+const char *standin_nvshmem_call_made(int nth) {
+    return nth <= calls_made ? names[nth - 1] : NULL;
+}
+
+static bool fails(const char *name) {
+    pthread_mutex_lock(&call_lock);
+    bool counts = counts_calls && calls_made < CALLS;
+    if (counts)
+        names[calls_made++] = name;
+    bool failed = counts && calls_left > 0 && --calls_left == 0;
+    pthread_mutex_unlock(&call_lock);
+    return failed;
+}
+
+/* ---- starting ---- */
+
 static void meet(void) {
     _Atomic uint32_t *arrived = &common->arrived[meetings++];
     atomic_fetch_add(arrived, 1);
@@ -89,6 +133,8 @@ int nvshmemx_init_status(void) {
 
 API int nvshmemx_get_uniqueid(tu_nvshmem_id *id);
 int nvshmemx_get_uniqueid(tu_nvshmem_id *id) {
+    if (fails(__func__))
+        return 11;
     address mine = { .version = id->version, .pid = (int)getpid() };
     mine.descriptor = memfd_create("standin", MFD_CLOEXEC);
     if (mine.descriptor < 0 || ftruncate(mine.descriptor, (off_t)sizeof(shared)) != 0)
@@ -99,6 +145,8 @@ int nvshmemx_get_uniqueid(tu_nvshmem_id *id) {
 
 API int nvshmemx_set_attr_uniqueid_args(int rank, int size, const tu_nvshmem_id *id, tu_nvshmem_init *init);
 int nvshmemx_set_attr_uniqueid_args(int rank, int size, const tu_nvshmem_id *id, tu_nvshmem_init *init) {
+    if (fails(__func__))
+        return 11;
     init->args.id.id = (tu_nvshmem_id *)(uintptr_t)id;
     init->args.id.rank = rank;
     init->args.id.size = size;
@@ -162,6 +210,8 @@ static bool map_heaps(void) {
 
 API int nvshmemx_hostlib_init_attr(unsigned flags, tu_nvshmem_init *init);
 int nvshmemx_hostlib_init_attr(unsigned flags, tu_nvshmem_init *init) {
+    if (fails(__func__))
+        return 11;
     address other;
     memcpy(&other, init->args.id.id, sizeof other);
     int file =
@@ -198,7 +248,7 @@ void *nvshmem_malloc(size_t bytes) {
         pause();
     die(used == 0 ? "dies opening" : "dies growing");
     meet();
-    if (bytes > HEAP - used || (is("full") && me == 1) || (is("small") && me == 1 && used > 0))
+    if (fails(__func__) || bytes > HEAP - used || (is("full") && me == 1) || (is("small") && me == 1 && used > 0))
         return NULL;
     used += bytes;
     return memset(heap + used - bytes, 0xa5, bytes); /* nobody promised zeros */
@@ -206,7 +256,8 @@ void *nvshmem_malloc(size_t bytes) {
 
 API void *nvshmem_ptr(const void *here, int pe);
 void *nvshmem_ptr(const void *here, int pe) {
-    return standin_address(here, pe);
+    bool apart = is("two hosts") && pe / 2 != me / 2;
+    return fails(__func__) || apart ? NULL : standin_address(here, pe);
 }
 
 API void *nvshmemx_mc_ptr(int32_t team, const void *here);
@@ -217,12 +268,16 @@ void *nvshmemx_mc_ptr(int32_t team, const void *here) {
 
 API int nvshmemx_team_get_uniqueid(uint64_t *id);
 int nvshmemx_team_get_uniqueid(uint64_t *id) {
+    if (fails(__func__))
+        return 11;
     *id = atomic_fetch_add(&common->teams, 1) + 1;
     return 0;
 }
 
 API int nvshmemx_team_init(int32_t *team, tu_nvshmem_team_config *config, long mask, int size, int rank);
 int nvshmemx_team_init(int32_t *team, tu_nvshmem_team_config *config, long mask, int size, int rank) {
+    if (fails(__func__))
+        return 11;
     if (status == TU_NVSHMEM_LIMITED_SHARING)
         _exit(255); /* as the real one */
     die("dies teaming");
@@ -254,8 +309,10 @@ typedef struct letter {
     void *to;
     const void *from;
     size_t bytes;
-    uint64_t *word, value;
+    uint64_t *word, value; /* NULL: none */
     int pe;
+    void *copy;  /* of bytes that are the sender's again, or NULL */
+    int64_t due; /* ns */
 } letter;
 
 static void deliver(const letter *letter) {
@@ -270,7 +327,9 @@ static void deliver(const letter *letter) {
         memcpy(there + letter->bytes / 2, (const char *)letter->from + letter->bytes / 2,
                letter->bytes - letter->bytes / 2);
     }
-    __atomic_store_n((uint64_t *)standin_address(letter->word, letter->pe), letter->value, __ATOMIC_RELEASE);
+    if (letter->word != NULL)
+        __atomic_store_n((uint64_t *)standin_address(letter->word, letter->pe), letter->value, __ATOMIC_RELEASE);
+    free(letter->copy);
 }
 
 /* A network that takes its time, and delivers in any order: the last letter first, as often as not. */
@@ -278,6 +337,13 @@ static pthread_mutex_t post_lock = PTHREAD_MUTEX_INITIALIZER;
 static letter post[4096];
 static size_t post_count; /* under the lock */
 static bool delivering;   /* likewise */
+static int asking;        /* for quiet; likewise */
+
+static int64_t now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
 
 static void *deliver_late(void *argument) {
     unsigned random = 1 + (unsigned)me;
@@ -289,24 +355,28 @@ static void *deliver_late(void *argument) {
         if (post_count > 0) {
             size_t which = (random >> 16 & 1) != 0 ? post_count - 1 : (random >> 8) % post_count;
             letter next = post[which];
-            post[which] = post[--post_count];
-            deliver(&next);
+            if (asking > 0 || now() >= next.due) {
+                post[which] = post[--post_count];
+                deliver(&next);
+            }
         }
         pthread_mutex_unlock(&post_lock);
     }
     return NULL;
 }
 
-API void standin_put(void *to, const void *from, size_t bytes, uint64_t *word, uint64_t value, int pe);
-void standin_put(void *to, const void *from, size_t bytes, uint64_t *word, uint64_t value, int pe) {
-    letter letter = { to, from, bytes, word, value, pe };
+static bool is_slow(void) {
+    return is("late") || is("later");
+}
+
+static void send(letter letter) {
     pthread_t thread;
-    if ((bytes > 0 && (!is_mine(from, bytes) || !is_mine(to, bytes))) || !is_mine(word, sizeof *word))
-        abort();
-    if (!is("late")) {
+    if (!is_slow()) {
         deliver(&letter);
         return;
     }
+    if (is("later"))
+        letter.due = now() + (letter.word != NULL ? 50000000 : 150000000);
     pthread_mutex_lock(&post_lock);
     if (post_count == sizeof post / sizeof *post)
         abort();
@@ -316,13 +386,24 @@ void standin_put(void *to, const void *from, size_t bytes, uint64_t *word, uint6
     pthread_mutex_unlock(&post_lock);
 }
 
+API void standin_put(void *to, const void *from, size_t bytes, uint64_t *word, uint64_t value, int pe);
+void standin_put(void *to, const void *from, size_t bytes, uint64_t *word, uint64_t value, int pe) {
+    if ((bytes > 0 && (!is_mine(from, bytes) || !is_mine(to, bytes))) || !is_mine(word, sizeof *word))
+        abort();
+    send((letter){ to, from, bytes, word, value, pe, NULL, 0 });
+}
+
 API void standin_quiet(void);
 void standin_quiet(void) {
-    for (bool empty = false; !empty; sched_yield()) {
-        pthread_mutex_lock(&post_lock);
-        empty = post_count == 0;
+    pthread_mutex_lock(&post_lock);
+    asking++;
+    while (post_count > 0) {
         pthread_mutex_unlock(&post_lock);
+        sched_yield();
+        pthread_mutex_lock(&post_lock);
     }
+    asking--;
+    pthread_mutex_unlock(&post_lock);
 }
 
 API void standin_get(void *to, const void *from, size_t bytes, int pe);
@@ -335,15 +416,21 @@ void standin_get(void *to, const void *from, size_t bytes, int pe) {
 API void nvshmemx_putmem_on_stream(void *to, const void *from, size_t bytes, int pe, CUstream stream);
 void nvshmemx_putmem_on_stream(void *to, const void *from, size_t bytes, int pe, CUstream stream) {
     (void)stream;
-    if ((const char *)from < heap || (const char *)from >= heap + HEAP)
+    if (!is_mine(from, bytes))
         abort(); /* what a network sends must lie in the heap */
-    memmove(standin_address(to, pe), from, bytes);
+    if (!is_slow()) {
+        memmove(standin_address(to, pe), from, bytes);
+        return;
+    }
+    void *copy = malloc(bytes + 1);
+    memcpy(copy, from, bytes); /* who has put may write there again */
+    send((letter){ to, copy, bytes, NULL, 0, pe, copy, 0 });
 }
 
 API void nvshmemx_getmem_on_stream(void *to, const void *from, size_t bytes, int pe, CUstream stream);
 void nvshmemx_getmem_on_stream(void *to, const void *from, size_t bytes, int pe, CUstream stream) {
     (void)stream;
-    if ((char *)to < heap || (char *)to >= heap + HEAP)
+    if (!is_mine(to, bytes))
         abort();
     memmove(to, standin_address(from, pe), bytes);
 }
@@ -356,5 +443,7 @@ void nvshmemx_quiet_on_stream(CUstream stream) {
 
 API int nvshmemx_cumodule_init(CUmodule module);
 int nvshmemx_cumodule_init(CUmodule module) {
+    if (fails(__func__))
+        return 11;
     return module == NULL;
 }
