@@ -136,7 +136,7 @@ static tutti_status get_scratch(tu_nccl_group *on, size_t bytes, bool capturing,
                                  "%s in place by NCCL needs memory for a copy of its input, and a stream is capturing: "
                                  "run it once before, or use two buffers",
                                  name);
-    size_t rounded = (bytes + ((size_t)1 << 20) - 1) >> 20 << 20;
+    size_t rounded = (bytes + TU_NCCL_SCRATCH - 1) / TU_NCCL_SCRATCH * TU_NCCL_SCRATCH;
     CUdeviceptr made = 0;
     CUresult result = cuda->driver.cuMemAlloc(&made, rounded);
     if (result != CUDA_SUCCESS)
@@ -210,6 +210,8 @@ static ncclResult_t scatter_parts(const call *call, const arithmetic *arithmetic
     const tu_device_task *task = call->task;
     const unsigned char *in = task->in;
     ncclResult_t result = call->nccl->ncclGroupStart();
+    if (result != ncclSuccess)
+        return result;
     for (int root = 0; root < call->on->size && is_taken(result); root++) {
         uint64_t first = task->parts[root] * arithmetic->times, end = task->parts[root + 1] * arithmetic->times;
         if (end > first)
@@ -315,6 +317,10 @@ static void call_move(call *call) {
     if (call->status != TUTTI_OK)
         return;
     ncclResult_t result = call->nccl->ncclGroupStart();
+    if (result != ncclSuccess) {
+        call->result = result;
+        return;
+    }
     for (int step = 1; step < call->on->size && is_taken(result); step++) {
         int to = (call->on->rank + step) % call->on->size,
             from = (call->on->rank + call->on->size - step) % call->on->size;
@@ -404,7 +410,25 @@ static void say(tu_nccl_group *on, const tu_device_task *task) {
     };
 }
 
-/* The context is entered and the lock held. */
+/* Calls of NCCL, and the mark behind them. */
+static tutti_status call_and_mark(call *call, int64_t deadline) {
+    tu_nccl_group *on = call->on;
+    CUresult result;
+    tu_nccl_go_inside(on, deadline);
+    call_shape(call);
+    call->result = tu_nccl_come_out(on, call->result);
+    tutti_status status = call->status;
+    if (status == TUTTI_OK)
+        status = tu_nccl_settle(on, call->result, deadline, call->task->name);
+    if (status == TUTTI_OK)
+        status = mark(call, offsetof(tu_nccl_passed, ended));
+    if (status == TUTTI_OK && (result = note_last(on, call->task->stream, call->capturing)) != CUDA_SUCCESS)
+        status = tu_cuda_error(&on->nccl->cuda, result, "cuEventRecord");
+    return status;
+}
+
+/* The context is entered and the lock held. All ranks are in this call: whoever fails in it, for whatever reason, ends
+ * the group, since the others wait for it on their GPUs. */
 static tutti_status enqueue(tu_nccl_group *on, tu_device_task *task) {
     tu_cuda *cuda = &on->nccl->cuda;
     call call = { .on = on,
@@ -422,18 +446,12 @@ static tutti_status enqueue(tu_nccl_group *on, tu_device_task *task) {
     if (!call.capturing)
         say(on, task);
     status = mark(&call, offsetof(tu_nccl_passed, begun));
-    if (status != TUTTI_OK)
-        return status;
-    tu_nccl_go_inside(on, deadline);
-    call_shape(&call);
-    call.result = tu_nccl_come_out(on, call.result);
-    status = call.status;
     if (status == TUTTI_OK)
-        status = tu_nccl_settle(on, call.result, deadline, task->name);
-    if (status == TUTTI_OK)
-        status = mark(&call, offsetof(tu_nccl_passed, ended));
-    if (status == TUTTI_OK && (result = note_last(on, task->stream, call.capturing)) != CUDA_SUCCESS)
-        status = tu_cuda_error(cuda, result, "cuEventRecord");
+        status = call_and_mark(&call, deadline);
+    if (status != TUTTI_OK) {
+        cuda->host->group_end(on->group);
+        tu_nccl_abort(on);
+    }
     return status;
 }
 
@@ -469,16 +487,9 @@ static tutti_status prepare(void *state, tutti_group *group, int *device_index, 
     tutti_status status = tu_nccl_group_get(state, group, *device_index, deadline, &on);
     if (status != TUTTI_OK)
         return status;
-    pthread_mutex_lock(&on->lock);
-    status = tu_cuda_enter(&on->nccl->cuda, on->device);
-    if (status == TUTTI_OK) {
-        status = get_scratch(on, 1, false, "a barrier");
-        tu_cuda_leave(&on->nccl->cuda);
-    }
-    pthread_mutex_unlock(&on->lock);
     *device_index = on->device_index;
     *prepared = on;
-    return status;
+    return TUTTI_OK;
 }
 
 static void end(void *prepared) {

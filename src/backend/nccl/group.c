@@ -4,8 +4,8 @@
  * group.
  *
  * Before anybody enters NCCL an exchange shows that all are there, have the same version, and can: NCCL refuses two
- * ranks on one GPU of a host by a message in its own log, and hangs when versions differ. Afterwards a second one shows
- * how it went, so that all members have the communicator or none does.
+ * ranks on one GPU of a host by a message in its own log, and hangs when versions differ. A rank that fails inside ends
+ * the group, since the others wait there for it; a second exchange shows that all members have the communicator.
  */
 #include <sched.h>
 #include <stdio.h>
@@ -50,22 +50,46 @@ static ncclResult_t end_one(const tu_nccl_group *on, ncclComm_t comm) {
     return on->revoked ? ncclSuccess : library->ncclCommRevoke(comm, 0);
 }
 
+/* Stops it without freeing it: what its windows map stays. It can be, where windows can be mapped. */
+static ncclResult_t stop_one(tu_nccl_group *on, ncclComm_t comm) {
+    on->doomed = comm;
+    return on->revoked ? ncclSuccess : on->nccl->library.ncclCommRevoke(comm, 0);
+}
+
 void tu_nccl_abort(tu_nccl_group *on) {
     tu_nccl *nccl = on->nccl;
-    ncclComm_t comm = take_comm(on), parent = on->parent;
+    ncclComm_t comm = take_comm(on);
+    bool stays = comm != NULL && on->windows > 0 && !on->brought;
     on->aborted = true;
-    on->parent = NULL;
-    if ((comm == NULL && parent == NULL) || tu_cuda_enter(&nccl->cuda, on->device) != TUTTI_OK)
+    if ((comm == NULL && on->parent == NULL) || tu_cuda_enter(&nccl->cuda, on->device) != TUTTI_OK)
         return;
     ncclResult_t result = ncclSuccess;
     if (comm != NULL)
-        result = end_one(on, comm);
-    if (parent != NULL)
-        (void)nccl->library.ncclCommAbort(parent);
+        result = stays ? stop_one(on, comm) : end_one(on, comm);
+    if (on->parent != NULL && on->doomed == NULL) {
+        (void)nccl->library.ncclCommAbort(on->parent);
+        on->parent = NULL;
+    }
     if (result != ncclSuccess && result != ncclInProgress)
         nccl->cuda.host->log(nccl->cuda.world, TUTTI_LOG_WARN, "nccl", "the communicator of group %s did not end: %s",
                              on->name, nccl->library.ncclGetErrorString(result));
     tu_cuda_leave(&nccl->cuda);
+}
+
+/* In the device's context. */
+static void bury(tu_nccl_group *on) {
+    const tu_nccl_library *library = &on->nccl->library;
+    if (on->doomed == NULL)
+        return;
+    (void)library->ncclCommAbort(on->doomed);
+    if (on->parent != NULL)
+        (void)library->ncclCommAbort(on->parent);
+    on->doomed = on->parent = NULL;
+}
+
+void tu_nccl_window_gone(tu_nccl_group *on) {
+    if (--on->windows == 0)
+        bury(on);
 }
 
 void tu_nccl_stop(tu_nccl_group *on, int64_t until) {
@@ -317,6 +341,10 @@ static tutti_status equip(tu_nccl_group *on) {
     }
     if (result == CUDA_SUCCESS)
         result = cuda->driver.cuEventCreate(&on->last_event, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS)
+        result = cuda->driver.cuMemAlloc(&on->scratch, TU_NCCL_SCRATCH);
+    if (result == CUDA_SUCCESS)
+        on->scratch_bytes = TU_NCCL_SCRATCH;
     tu_cuda_leave(cuda);
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_cuda_error(cuda, result, "preparing a group for NCCL");
 }
@@ -391,6 +419,7 @@ static void free_group(tu_nccl_group *on) {
     tu_cuda *cuda = &on->nccl->cuda;
     if (on->device != NULL && tu_cuda_enter(cuda, on->device) == TUTTI_OK) {
         end_communicator(on);
+        bury(on);
         if (on->last_event != NULL)
             cuda->driver.cuEventDestroy(on->last_event);
         if (on->scratch != 0)
@@ -410,30 +439,37 @@ static void free_group(tu_nccl_group *on) {
     free(on);
 }
 
+static tutti_status out_of_memory(const tu_backend_host *host, const tutti_group *group) {
+    return host->error(TUTTI_ERROR_MEMORY, "out of memory for the communicator of group %s", host->group_name(group));
+}
+
+/* Of a rank that has no memory for it at all: the others, who are in `build`, hear so. */
+static tutti_status be_absent(const tu_nccl *nccl, tutti_group *group, int64_t deadline) {
+    const tu_backend_host *host = nccl->cuda.host;
+    introduction mine = { .status = (int32_t)out_of_memory(host, group) };
+    snprintf(mine.message, sizeof mine.message, "%s", host->error_message());
+    tutti_status status = host->exchange(group, "nccl", &mine, sizeof mine, -1, deadline, NULL, NULL);
+    return status == TUTTI_OK ? out_of_memory(host, group) : status;
+}
+
 /* All members together. */
 static tutti_status build(tu_nccl_group *on, int64_t deadline) {
     const tu_backend_host *host = on->nccl->cuda.host;
     introduction mine, *all = calloc((size_t)on->size, sizeof *all);
-    if (all == NULL)
-        return host->error(TUTTI_ERROR_MEMORY, "out of memory for the communicator of group %s", on->name);
-    introduce(on, equip(on), &mine);
+    introduce(on, all != NULL ? equip(on) : out_of_memory(host, on->group), &mine);
     tutti_status status = host->exchange(on->group, "nccl", &mine, sizeof mine, -1, deadline, all, NULL);
     if (status == TUTTI_OK)
-        status = agree(on, all);
+        status = all != NULL ? agree(on, all) : out_of_memory(host, on->group);
     if (status == TUTTI_OK)
         status = compare(on, all);
     if (status == TUTTI_OK && !on->brought) {
         ncclUniqueId id = all[0].id;
-        tutti_status own = enter_nccl(on, &id, deadline);
-        if (has_ended(on)) {
-            status = own;
-        } else {
-            mine = (introduction){ .status = (int32_t)own };
-            if (own != TUTTI_OK)
-                snprintf(mine.message, sizeof mine.message, "%s", host->error_message());
-            status = host->exchange(on->group, "nccl ready", &mine, sizeof mine, -1, deadline + RETIRE_NS, all, NULL);
-            if (status == TUTTI_OK)
-                status = agree(on, all);
+        status = enter_nccl(on, &id, deadline);
+        if (status != TUTTI_OK && !has_ended(on))
+            host->group_end(on->group); /* the others wait for this rank inside of NCCL */
+        if (status == TUTTI_OK) {
+            unsigned char ready = 1;
+            status = host->exchange(on->group, "nccl ready", &ready, sizeof ready, -1, deadline + RETIRE_NS, all, NULL);
         }
     }
     free(all);
@@ -459,10 +495,8 @@ static void take_out(tu_nccl *nccl, const tu_nccl_group *on) {
 static tu_nccl_group *begin(tu_nccl *nccl, tutti_group *group, int device_index) {
     const tu_backend_host *host = nccl->cuda.host;
     tu_nccl_group *on = calloc(1, sizeof *on);
-    if (on == NULL) {
-        (void)host->error(TUTTI_ERROR_MEMORY, "out of memory for a group of NCCL");
+    if (on == NULL)
         return NULL;
-    }
     *on = (tu_nccl_group){ .nccl = nccl,
                            .group = group,
                            .rank = host->group_rank(group),
@@ -516,9 +550,9 @@ static tutti_status make(tu_nccl *nccl, tutti_group *group, int device_index, in
         on = begin(nccl, group, device_index);
     bool made = on != NULL && on->made;
     pthread_mutex_unlock(&nccl->lock);
-    *result = on;
+    *result = made ? on : NULL;
     if (on == NULL)
-        return TUTTI_ERROR_MEMORY;
+        return be_absent(nccl, group, deadline);
     if (made)
         return TUTTI_OK;
     if (!mine)
@@ -536,6 +570,7 @@ static tutti_status make(tu_nccl *nccl, tutti_group *group, int device_index, in
         free_group(on);
         return status;
     }
+    *result = on;
     host->log(nccl->cuda.world, TUTTI_LOG_INFO, "nccl", "group %s has a communicator of %d ranks%s", on->name, on->size,
               on->brought ? ", brought by the program" : "");
     tu_nccl_watch(nccl);
@@ -600,6 +635,17 @@ void tu_nccl_groups_free(tu_nccl *nccl) {
 
 /* ---- communicators of the program's ---- */
 
+/* The group that has it; NULL: none. */
+static const tutti_group *borrower(tu_nccl *nccl, const void *communicator) {
+    pthread_mutex_lock(&nccl->lock);
+    const tu_nccl_brought *one = nccl->brought;
+    while (one != NULL && one->comm != communicator)
+        one = one->next;
+    const tutti_group *group = one != NULL ? one->group : NULL;
+    pthread_mutex_unlock(&nccl->lock);
+    return group;
+}
+
 tutti_status tu_nccl_bring(void *state, tutti_group *group, void *communicator) {
     tu_nccl *nccl = state;
     const tu_backend_host *host = nccl->cuda.host;
@@ -613,6 +659,11 @@ tutti_status tu_nccl_bring(void *state, tutti_group *group, void *communicator) 
                            name);
     if (tu_nccl_group_find(nccl, group) != NULL)
         return host->error(TUTTI_ERROR_STATE, "group %s has used NCCL already: bring its communicator before", name);
+    const tutti_group *other = borrower(nccl, communicator);
+    if (other != NULL && other != group)
+        return host->error(TUTTI_ERROR_ARGUMENT,
+                           "group %s: the communicator is lent to group %s already: each group needs its own", name,
+                           host->group_name(other));
     ncclResult_t result = library->ncclCommCount(communicator, &size);
     if (result == ncclSuccess)
         result = library->ncclCommUserRank(communicator, &rank);

@@ -31,6 +31,7 @@ typedef struct tu_nccl_map {
     tu_cuda_map map; /* first: functions of the CUDA backend take this for theirs */
     tu_nccl_group *on;
     ncclWindow_t window;
+    void *multicast; /* the address that reaches all members; NULL: there is none */
 } tu_nccl_map;
 
 static tu_cuda_device *device_of(tu_nccl *nccl, int index) {
@@ -167,8 +168,13 @@ static void unexport_block(void *state, const tu_backend_block *block, tu_backen
 
 /* ---- windows ---- */
 
+static tutti_status is_aborted(const tu_nccl_group *on) {
+    return on->nccl->cuda.host->error(TUTTI_ERROR_ABORTED, "the NCCL communicator of group %s has been aborted",
+                                      on->name);
+}
+
 /* Whether all members are in one LSA domain, in their order. */
-static tutti_status check_domain(const tu_nccl_group *on) {
+static tutti_status check_domain(tu_nccl_group *on) {
     const tu_backend_host *host = on->nccl->cuda.host;
     if (on->nccl->library.ncclTeamLsa == NULL && on->nccl->library.ncclGetPeerDevicePointer == NULL)
         return host->error(
@@ -177,7 +183,14 @@ static tutti_status check_domain(const tu_nccl_group *on) {
             on->nccl->library.version / 10000, on->nccl->library.version / 100 % 100);
     if (on->nccl->library.ncclTeamLsa == NULL)
         return TUTTI_OK; /* each pointer is asked for */
-    tu_nccl_team team = on->nccl->library.ncclTeamLsa(on->comm);
+    tu_nccl_team team = { .size = 0 };
+    pthread_mutex_lock(&on->lock); /* the watcher may abort it */
+    bool there = on->comm != NULL;
+    if (there)
+        team = on->nccl->library.ncclTeamLsa(on->comm);
+    pthread_mutex_unlock(&on->lock);
+    if (!there)
+        return is_aborted(on);
     if (team.size == on->size && team.rank == on->rank)
         return TUTTI_OK;
     return host->error(TUTTI_ERROR_UNSUPPORTED,
@@ -280,55 +293,41 @@ static tutti_status register_window(tu_nccl_map *made, const tu_backend_block *o
     tu_nccl_go_inside(on, deadline);
     ncclResult_t result = on->nccl->library.ncclCommWindowRegister(on->comm, own->address, block->room + PAGE,
                                                                    &made->window, NCCL_WIN_COLL_SYMMETRIC);
-    return tu_nccl_settle(on, tu_nccl_come_out(on, result), deadline, "registering a window");
+    tutti_status status = tu_nccl_settle(on, tu_nccl_come_out(on, result), deadline, "registering a window");
+    on->windows += status == TUTTI_OK && made->window != NULL;
+    return status;
 }
 
+/* An aborted communicator drops its windows itself. */
 static void drop_window(tu_nccl_map *made, int64_t deadline) {
     tu_nccl_group *on = made->on;
-    if (made->window == NULL || on->comm == NULL) /* an aborted communicator has dropped its windows */
+    if (made->window == NULL)
         return;
-    tu_nccl_go_inside(on, deadline);
-    ncclResult_t result = on->nccl->library.ncclCommWindowDeregister(on->comm, made->window);
-    (void)tu_nccl_settle(on, tu_nccl_come_out(on, result), deadline, "deregistering a window");
-    made->window = NULL;
-}
-
-/* All members agree that they come, before NCCL waits for them. */
-static tutti_status come_together(const tu_nccl_group *on, tutti_status own, int64_t deadline) {
-    const tu_backend_host *host = on->nccl->cuda.host;
-    int32_t mine = (int32_t)own, all[TU_DEVICE_RANKS];
-    tutti_status status = host->exchange(on->group, "nccl window", &mine, sizeof mine, -1, deadline, all, NULL);
-    if (status != TUTTI_OK || own != TUTTI_OK)
-        return status != TUTTI_OK ? status : own;
-    for (int i = 0; i < on->size; i++) {
-        if (all[i] == TUTTI_OK)
-            continue;
-        status =
-            host->error((tutti_status)all[i], "group %s: rank %d cannot register its block with NCCL", on->name, i);
-        host->error_at_fault(i);
-        return status;
+    if (on->comm != NULL) {
+        tu_nccl_go_inside(on, deadline);
+        ncclResult_t result = on->nccl->library.ncclCommWindowDeregister(on->comm, made->window);
+        (void)tu_nccl_settle(on, tu_nccl_come_out(on, result), deadline, "deregistering a window");
     }
-    return TUTTI_OK;
+    made->window = NULL;
+    tu_nccl_window_gone(on);
 }
 
+/* In the device's context. All members come here. */
 static tutti_status connect(tu_nccl_map *made, const tu_backend_block *own, const ticket *tickets, void **pointers,
                             int64_t deadline) {
     tu_nccl_group *on = made->on;
-    tu_cuda *cuda = &on->nccl->cuda;
-    tutti_status status = tu_cuda_enter(cuda, on->device);
-    if (status != TUTTI_OK)
-        return status;
     pthread_mutex_lock(&on->lock);
-    status = on->comm == NULL ? cuda->host->error(TUTTI_ERROR_ABORTED,
-                                                  "the NCCL communicator of group %s has been aborted", on->name)
-                              : register_window(made, own, deadline);
-    if (status == TUTTI_OK) {
+    tutti_status status = on->comm == NULL ? is_aborted(on) : register_window(made, own, deadline);
+    if (status != TUTTI_OK) {
+        on->nccl->cuda.host->group_end(on->group); /* the others wait for this rank inside of NCCL */
+    } else {
         status = find_pointers(made, tickets, pointers);
-        if (status != TUTTI_OK)
+        if (status == TUTTI_OK)
+            made->multicast = find_multicast(made);
+        else
             drop_window(made, deadline);
     }
     pthread_mutex_unlock(&on->lock);
-    tu_cuda_leave(cuda);
     return status;
 }
 
@@ -351,8 +350,8 @@ static tutti_status import_blocks(void *state, tutti_group *group, const tu_back
     for (int i = 0; i < count; i++)
         memcpy(&tickets[i], given[i].bytes, sizeof tickets[i]);
     tutti_status status = tu_nccl_group_get(nccl, group, own->device_index, deadline, &on);
-    if (status != TUTTI_OK)
-        return status;
+    if (on == NULL)
+        return status; /* as on all members */
     tu_nccl_map *made = calloc(1, sizeof *made);
     void **addresses = calloc((size_t)count, sizeof *addresses);
     bool *near = calloc((size_t)count, sizeof *near);
@@ -362,17 +361,23 @@ static tutti_status import_blocks(void *state, tutti_group *group, const tu_back
     } else {
         *made = (tu_nccl_map){ .map = { .cuda = &nccl->cuda, .device = on->device, .count = count, .near = near },
                                .on = on };
-        status = check_domain(on);
     }
-    status = come_together(on, status, deadline);
+    if (status == TUTTI_OK)
+        status = check_domain(on);
+    if (status == TUTTI_OK)
+        status = tu_cuda_enter(&nccl->cuda, on->device);
+    bool entered = status == TUTTI_OK;
+    status = tu_cuda_agree(host, group, "nccl window", deadline, status); /* before NCCL waits for all */
     if (status == TUTTI_OK)
         status = connect(made, own, tickets, addresses, deadline);
+    if (entered)
+        tu_cuda_leave(&nccl->cuda);
     if (status != TUTTI_OK) {
         drop_map(made, addresses);
         return status;
     }
     addresses[rank] = own->address;
-    *out = (tu_backend_map){ .addresses = addresses, .multicast = find_multicast(made), .handle = made };
+    *out = (tu_backend_map){ .addresses = addresses, .multicast = made->multicast, .handle = made };
     return TUTTI_OK;
 }
 

@@ -55,6 +55,7 @@ typedef struct tu_nccl_marks {
 } tu_nccl_marks;
 
 #define TU_NCCL_REMEMBERED 256
+#define TU_NCCL_SCRATCH ((size_t)1 << 20) /* bytes that a group has from the beginning */
 
 /* What was put into streams, for messages. */
 typedef struct tu_nccl_said {
@@ -91,6 +92,8 @@ struct tu_nccl_group {
     ncclComm_t parent;    /* non-blocking: from which comm, a blocking one, was split; NULL: comm is not blocking */
     ncclComm_t comm;      /* NULL: not made, or aborted */
     bool aborted;
+    int windows;          /* that are mapped: kernels may be at them, also when the group has ended */
+    ncclComm_t doomed;    /* comm, stopped while there were windows: freed with the last of them; NULL: none */
     CUstream last_stream; /* of the last operation, where last_event has been recorded */
     CUevent last_event;
     bool last_recorded;
@@ -109,15 +112,18 @@ struct tu_nccl_group {
 };
 
 /* ---- group.c ---- */
-/* Collective and bounded on first need. device_index -1 is the current one. */
+/* Collective and bounded on first need. device_index -1 is the current one. On a group that is there for another GPU it
+ * fails on this rank alone, and *result is the group. */
 tutti_status tu_nccl_group_get(tu_nccl *nccl, tutti_group *group, int device_index, int64_t deadline,
                                tu_nccl_group **result);
 /* The same where it has been made, else NULL. */
 tu_nccl_group *tu_nccl_group_find(tu_nccl *nccl, const tutti_group *group);
 /* A communicator of the program's for the group: taken at its first use. */
 tutti_status tu_nccl_bring(void *state, tutti_group *group, void *communicator);
-/* Stops what is under way, and later calls of NCCL. The caller holds on->lock. */
+/* Stops what is under way, and later calls of NCCL. What windows map stays until they go. The caller holds on->lock. */
 void tu_nccl_abort(tu_nccl_group *on);
+/* A window is gone, and nothing on the device uses it: frees what waited for the last one. Likewise. */
+void tu_nccl_window_gone(tu_nccl_group *on);
 /* Frees another thread from a call of NCCL that went inside until `until`, if it is still there; that thread aborts. */
 void tu_nccl_stop(tu_nccl_group *on, int64_t until);
 /* Around calls of NCCL that may stay inside; the caller holds on->lock. Coming out takes what the call returned, and

@@ -15,6 +15,8 @@
  *     "init"      0: a communicator is never ready
  *     "split"     0: one that is split from another is not there before the other is aborted
  *     "error"     what ncclCommGetAsyncError tells once a communicator is there
+ *
+ * standin_nccl_fail_call(n) lets the n-th call of the calling thread fail, but for those that give something back.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -66,12 +68,50 @@ int standin_nccl_count(const char *what) {
                                               : blocks;
 }
 
+/* ---- calls that fail ---- */
+
+#define CALLS 2048
+static _Thread_local int calls_left, calls_made; /* until one fails; and so far, since standin_nccl_fail_call */
+static _Thread_local bool counts_calls;
+static _Thread_local const char *names[CALLS];
+static _Thread_local int depth;    /* of groups */
+static _Thread_local bool spoiled; /* a call of the group failed: its end does, and runs nothing */
+
+EXPORT void standin_nccl_fail_call(int nth);
+EXPORT int standin_nccl_calls_left(void);
+EXPORT const char *standin_nccl_call_made(int nth);
+
+void standin_nccl_fail_call(int nth) {
+    calls_left = nth;
+    calls_made = 0;
+    counts_calls = nth > 0;
+}
+
+int standin_nccl_calls_left(void) {
+    return calls_left;
+}
+
+const char *standin_nccl_call_made(int nth) {
+    return nth <= calls_made ? names[nth - 1] : NULL;
+}
+
+/* A question that is asked again and again counts once: how often depends on the moment. */
+static bool fails(const char *name) {
+    if (!counts_calls || calls_made == CALLS || (calls_made > 0 && strcmp(names[calls_made - 1], name) == 0))
+        return false;
+    names[calls_made++] = name;
+    bool failed = calls_left > 0 && --calls_left == 0;
+    spoiled = spoiled || (failed && depth > 0);
+    return failed;
+}
+
 /* ---- the driver ---- */
 
 typedef CUresult get_proc_address(const char *symbol, void **function, int version, uint64_t flags, int *status);
 static tu_cuda_driver driver;
 static void (*hold)(int more);
 static int (*give)(CUstream stream, void (*run)(void *), const void *argument, size_t bytes);
+static void (*pause_calls)(int more);
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void load_driver(void) {
@@ -82,6 +122,23 @@ static void load_driver(void) {
 #undef X
     *(void **)&hold = dlsym(library, "standin_cuda_hold"); /* the driver itself has neither */
     *(void **)&give = dlsym(library, "standin_cuda_give");
+    *(void **)&pause_calls = dlsym(library, "standin_pause_calls");
+}
+
+/* In a function that calls the driver: whoever lets calls of it fail does not mean these. */
+#define IN_DRIVER __attribute__((cleanup(leave_driver), unused)) int in_driver = enter_driver()
+
+static int enter_driver(void) {
+    pthread_once(&once, load_driver);
+    if (pause_calls != NULL)
+        pause_calls(1);
+    return 0;
+}
+
+static void leave_driver(const int *in_driver) {
+    (void)in_driver;
+    if (pause_calls != NULL)
+        pause_calls(-1);
 }
 
 /* ---- communicators ---- */
@@ -121,6 +178,7 @@ struct ncclComm {
     bool holds, stopped;
     double factor;
     ncclComm_t late, *late_to; /* being split from this one, and where it goes */
+    struct host_window *windows;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -128,7 +186,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static clique *cliques;
 static int ids;
 static _Thread_local operation list[OPERATIONS];
-static _Thread_local int listed, depth;
+static _Thread_local int listed;
 static _Thread_local ncclComm_t list_comm;
 static _Thread_local CUstream list_stream;
 
@@ -155,6 +213,8 @@ ncclResult_t ncclGetVersion(int *version) {
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    if (fails(__func__))
+        return ncclSystemError;
     pthread_mutex_lock(&lock);
     memset(id, 0, sizeof *id);
     snprintf(id->internal, sizeof id->internal, "stand-in %d", ++ids);
@@ -194,12 +254,16 @@ static ncclResult_t join(ncclComm_t *comm, int size, const ncclUniqueId *id, int
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config) {
+    if (fails(__func__))
+        return ncclSystemError;
     pthread_once(&once, load_driver);
     return config->blocking == 0 ? join(comm, size, &id, rank, config) : ncclInvalidArgument;
 }
 
 /* All ranks of the other communicator, in one of their own. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *made, ncclConfig_t *config) {
+    if (fails(__func__))
+        return ncclSystemError;
     ncclUniqueId id;
     if (color != 0 || key != comm->rank)
         return ncclInvalidArgument;
@@ -213,6 +277,8 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *made
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
+    if (fails(__func__))
+        return ncclSystemError;
     pthread_mutex_lock(&lock);
     bool ready = init_ready && comm->clique->joined == comm->clique->size && comm->late == NULL;
     pthread_mutex_unlock(&lock);
@@ -220,9 +286,12 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
     return ncclSuccess;
 }
 
+static void drop_windows(ncclComm_t comm);
+
 /* One rank less; the last takes the rest with it. */
 static void leave(ncclComm_t comm) {
     clique *all = comm->clique;
+    drop_windows(comm);
     pthread_mutex_lock(&lock);
     bool last = ++all->left == all->joined;
     for (clique **link = &cliques; last && *link != NULL; link = &(*link)->next) {
@@ -275,11 +344,15 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 }
 
 ncclResult_t ncclCommCount(const ncclComm_t comm, int *count) {
+    if (fails(__func__))
+        return ncclSystemError;
     *count = comm->clique->size;
     return ncclSuccess;
 }
 
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *rank) {
+    if (fails(__func__))
+        return ncclSystemError;
     *rank = comm->rank;
     return ncclSuccess;
 }
@@ -492,51 +565,75 @@ static ncclResult_t note(ncclComm_t comm, operation one, CUstream stream) {
 }
 
 ncclResult_t ncclGroupStart(void) {
+    if (fails(__func__))
+        return ncclSystemError;
     depth++;
     return ncclSuccess;
 }
 
 ncclResult_t ncclGroupEnd(void) {
-    return --depth == 0 && list_comm != NULL && !stuck ? run_in_stream(list_comm) : ncclSuccess;
+    (void)fails(__func__);
+    if (--depth == 0 && spoiled) {
+        listed = 0;
+        spoiled = false;
+        return ncclSystemError;
+    }
+    return depth == 0 && list_comm != NULL && !stuck ? run_in_stream(list_comm) : ncclSuccess;
 }
 
 ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                            ncclComm_t comm, struct CUstream_st *stream) {
+    if (fails(__func__))
+        return ncclSystemError;
     return note(comm, (operation){ REDUCE, in, out, count, type, op, -1 }, stream);
 }
 
 ncclResult_t ncclReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t comm, struct CUstream_st *stream) {
+    if (fails(__func__))
+        return ncclSystemError;
     return note(comm, (operation){ REDUCE, in, out, count, type, op, root }, stream);
 }
 
 ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
                                ncclComm_t comm, struct CUstream_st *stream) {
+    if (fails(__func__))
+        return ncclSystemError;
     return note(comm, (operation){ REDUCE, in, out, count, type, op, -2 }, stream);
 }
 
 ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm,
                            struct CUstream_st *stream) {
+    if (fails(__func__))
+        return ncclSystemError;
     return note(comm, (operation){ GATHER, in, out, count, type, ncclSum, -1 }, stream);
 }
 
 ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            struct CUstream_st *stream) {
+    if (fails(__func__))
+        return ncclSystemError;
     return note(comm, (operation){ BROADCAST, in, out, count, type, ncclSum, root }, stream);
 }
 
 ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       struct CUstream_st *stream) {
+    if (fails(__func__))
+        return ncclSystemError;
     return note(comm, (operation){ SEND, from, NULL, count, type, ncclSum, peer }, stream);
 }
 
 ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       struct CUstream_st *stream) {
+    if (fails(__func__))
+        return ncclSystemError;
     return note(comm, (operation){ RECEIVE, NULL, to, count, type, ncclSum, peer }, stream);
 }
 
 ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type, ncclScalarResidence_t where,
                                       ncclComm_t comm) {
+    if (fails(__func__))
+        return ncclSystemError;
     if (where != ncclScalarHostImmediate)
         return ncclInvalidArgument;
     comm->factor = get(scalar, type, 0);
@@ -575,7 +672,9 @@ static CUresult map_at(CUdeviceptr address, size_t bytes, CUmemGenericAllocation
 }
 
 ncclResult_t ncclMemAlloc(void **address, size_t bytes) {
-    pthread_once(&once, load_driver);
+    if (fails(__func__))
+        return ncclSystemError;
+    IN_DRIVER;
     CUmemAllocationProp prop = { .type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                  .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR };
     prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -599,6 +698,7 @@ ncclResult_t ncclMemAlloc(void **address, size_t bytes) {
 }
 
 ncclResult_t ncclMemFree(void *address) {
+    IN_DRIVER;
     size_t bytes = 0;
     pthread_mutex_lock(&lock);
     for (block **link = &all_blocks; *link != NULL; link = &(*link)->next) {
@@ -621,10 +721,11 @@ ncclResult_t ncclMemFree(void *address) {
 
 /* What the host keeps of a window. */
 typedef struct host_window {
-    CUdeviceptr base;
+    CUdeviceptr base, there; /* where the members are mapped, and where the device finds that */
     size_t bytes;
     int size, rank;
     bool mapped[RANKS];
+    struct host_window *next; /* of the communicator */
 } host_window;
 
 static bool map_member(host_window *made, int rank, void *address) {
@@ -645,6 +746,9 @@ static void free_window(host_window *made) {
 }
 
 ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *address, size_t bytes, ncclWindow_t *window, int flags) {
+    if (fails(__func__))
+        return ncclSystemError;
+    IN_DRIVER;
     clique *all = comm->clique;
     if (((uintptr_t)address & (NCCL_WIN_REQUIRED_ALIGNMENT - 1)) != 0 || flags != NCCL_WIN_COLL_SYMMETRIC)
         return ncclInvalidArgument;
@@ -668,17 +772,40 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void *address, size_t bytes
                             .lsa_rank = comm->rank,
                             .world_rank = comm->rank,
                             .stride4G = 1 };
-    CUdeviceptr there;
+    CUdeviceptr there = 0;
     if (driver.cuMemAlloc(&there, sizeof head) != CUDA_SUCCESS ||
         driver.cuMemcpyHtoDAsync(there, &head, sizeof head, NULL) != CUDA_SUCCESS ||
-        driver.cuStreamSynchronize(NULL) != CUDA_SUCCESS)
+        driver.cuStreamSynchronize(NULL) != CUDA_SUCCESS) {
+        if (there != 0)
+            driver.cuMemFree(there);
+        free_window(made);
         return ncclUnhandledCudaError;
+    }
     atomic_fetch_add(&windows, 1);
+    made->there = there;
+    made->next = comm->windows;
+    comm->windows = made;
     *window = (ncclWindow_t)(uintptr_t)there;
     return ncclSuccess;
 }
 
+static void drop_window(host_window *made) {
+    IN_DRIVER;
+    driver.cuMemFree(made->there);
+    free_window(made);
+    atomic_fetch_sub(&windows, 1);
+}
+
+static void drop_windows(ncclComm_t comm) {
+    while (comm->windows != NULL) {
+        host_window *made = comm->windows;
+        comm->windows = made->next;
+        drop_window(made);
+    }
+}
+
 static tu_nccl_window read_window(ncclWindow_t window) {
+    IN_DRIVER;
     tu_nccl_window head;
     driver.cuMemcpyDtoHAsync(&head, (CUdeviceptr)(uintptr_t)window, sizeof head, NULL);
     driver.cuStreamSynchronize(NULL);
@@ -686,11 +813,14 @@ static tu_nccl_window read_window(ncclWindow_t window) {
 }
 
 ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
-    tu_nccl_window head = read_window(window);
-    (void)comm;
-    free_window(head.host);
-    driver.cuMemFree((CUdeviceptr)(uintptr_t)window);
-    atomic_fetch_sub(&windows, 1);
+    host_window **link = &comm->windows;
+    while (*link != NULL && (*link)->there != (CUdeviceptr)(uintptr_t)window)
+        link = &(*link)->next;
+    host_window *made = *link;
+    if (made == NULL)
+        return ncclInvalidArgument;
+    *link = made->next;
+    drop_window(made);
     return ncclSuccess;
 }
 
@@ -699,6 +829,8 @@ tu_nccl_team ncclTeamLsa(ncclComm_t comm) {
 }
 
 ncclResult_t ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int peer, void **pointer) {
+    if (fails(__func__))
+        return ncclSystemError;
     tu_nccl_window head = read_window(window);
     const host_window *made = head.host;
     *pointer = made->mapped[peer] ? head.base + STRIDE * (size_t)peer + offset : NULL;
@@ -706,6 +838,8 @@ ncclResult_t ncclGetPeerDevicePointer(ncclWindow_t window, size_t offset, int pe
 }
 
 ncclResult_t ncclGetLsaMultimemDevicePointer(ncclWindow_t window, size_t offset, void **pointer) {
+    if (fails(__func__))
+        return ncclSystemError;
     (void)window;
     (void)offset;
     *pointer = NULL;
