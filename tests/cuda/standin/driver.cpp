@@ -86,7 +86,11 @@ static bool fails_in(const char *function) {
  * of calls that are left until then, 0 when it has failed. */
 static thread_local int calls_left;
 static thread_local bool counts_calls;
+static thread_local int pauses; /* calls of another stand-in, which do not count */
 static thread_local std::vector<void *> calls_made; /* since standin_fail_call */
+extern "C" __attribute__((visibility("default"))) void standin_pause_calls(int more) {
+    pauses += more;
+}
 extern "C" __attribute__((visibility("default"))) void standin_fail_call(int nth) {
     calls_left = nth;
     counts_calls = nth > 0;
@@ -98,9 +102,10 @@ extern "C" __attribute__((visibility("default"))) int standin_calls_left(void) {
 template <auto function> struct counted;
 template <class... Given, CUresult (*function)(Given...)> struct counted<function> {
     static CUresult call(Given... given) {
-        if (counts_calls)
+        bool counts = counts_calls && pauses == 0;
+        if (counts)
             calls_made.push_back((void *)call);
-        if (counts_calls && calls_left > 0 && --calls_left == 0)
+        if (counts && calls_left > 0 && --calls_left == 0)
             return CUDA_ERROR_OUT_OF_MEMORY;
         return function(given...);
     }
