@@ -175,6 +175,7 @@ static void take_step(training *run) {
     tt_tokens_batch(run->tokens, run->step, &inputs, &targets);
     tt_tensor *loss = loss_of(run, tt_to_device(inputs, run->device), tt_to_device(targets, run->device));
     tt_backward(loss, NULL);
+    tt_module_clip_grad_norm(run->model, 1, run->sharded != NULL ? run->group : NULL);
     if (run->sharded != NULL)
         tt_fully_sharded_step(run->sharded);
     else

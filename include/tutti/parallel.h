@@ -288,6 +288,10 @@ TUTTI_API tt_module *tt_heads_attention_module(int64_t width, const tt_attention
  * integers below `classes`, are the same on all ranks. */
 TUTTI_API tt_tensor *tt_vocabulary_cross_entropy(tt_tensor *logits, tt_tensor *targets, int64_t ignore,
                                                  tutti_group *group);
+/* tt_clip_grad_norm of all parameters below a module that is cut in one way or in two: those of tensor parallel layers
+ * are parts over their group, and what every rank of it has counts once; `shards` is the group over which the module is
+ * fully sharded besides, or NULL. A collective of all these groups. Layers must be cut over one group. */
+TUTTI_API tt_tensor *tt_module_clip_grad_norm(tt_module *module, double limit, tutti_group *shards);
 /* From now on gradients of the module's parameters are summed over the group: for parameters that every rank has, and
  * that see a part of the sequence on each. */
 TUTTI_API bool tt_sum_gradients(tt_module *module, tutti_group *group);

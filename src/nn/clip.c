@@ -7,7 +7,7 @@
 #include <tutti/functional.h>
 #include <tutti/optimizer.h>
 
-#include "tensor/operators.h"
+#include "nn/optimizer.h"
 
 static void check_arguments(const char *who, tt_tensor_list parameters, double limit) {
     if (tu_self()->pending == TUTTI_OK && parameters.count > 0 && parameters.at == NULL)
@@ -28,8 +28,9 @@ static tt_tensor_list gradients_of(tt_tensor_list parameters) {
     return tu_self()->pending == TUTTI_OK ? tt_tensors_of(count, gradients) : none;
 }
 
-/* The sum of all squares, in f64; narrow floats are squared as f32, since their own range is too small. */
-static tt_tensor *sum_of_squares(tt_tensor_list gradients) {
+/* Narrow floats are squared as f32, since their own range is too small. */
+tt_tensor *tu_grad_squares(tt_tensor_list parameters) {
+    tt_tensor_list gradients = gradients_of(parameters);
     tt_tensor **squares = tu_scope_memory((gradients.count + 1) * sizeof *squares);
     if (squares == NULL || tu_self()->pending != TUTTI_OK)
         return NULL;
@@ -39,22 +40,28 @@ static tt_tensor *sum_of_squares(tt_tensor_list gradients) {
         bool narrow = tu_is_float(dtype) && dtype != TUTTI_F32 && dtype != TUTTI_F64;
         squares[i] = tt_square(tt_to(tt_norm(narrow ? tt_to(gradient, TUTTI_F32) : gradient), TUTTI_F64));
     }
-    return gradients.count > 0 ? tt_sum(tt_stack(tt_tensors_of(gradients.count, squares), 0))
-                               : tt_zeros(tt_shape(), TUTTI_F64, NULL);
+    if (gradients.count > 0)
+        return tt_sum(tt_stack(tt_tensors_of(gradients.count, squares), 0));
+    tutti_device device = parameters.count > 0 ? tt_device_of(parameters.at[0]) : 0; /* where others may have some */
+    return tt_zeros(tt_shape(), TUTTI_F64, TUTTI_OPTIONS(tt_options, .device = device));
+}
+
+void tu_grad_scale(tt_tensor_list parameters, tt_tensor *norm, double limit) {
+    tt_tensor_list gradients = gradients_of(parameters);
+    tt_tensor *factor = tt_clamp(tt_div(tt_number(limit), tt_add_scalar(norm, 1e-6)), 0, 1);
+    for (size_t i = 0; i < gradients.count; i++)
+        tt_mul_(gradients.at[i], factor);
 }
 
 tt_tensor *tt_clip_grad_norm(tt_tensor_list parameters, double limit, tutti_group *group) {
     bool recording = tt_grad_mode(false);
     tt_scope scope = tt_scope_open();
     check_arguments("clip_grad_norm", parameters, limit);
-    tt_tensor_list gradients = gradients_of(parameters);
-    tt_tensor *squares = sum_of_squares(gradients);
+    tt_tensor *squares = tu_grad_squares(parameters);
     if (group != NULL) /* also with an error pending, which the other ranks must hear of */
         squares = tt_all_reduce(squares, TUTTI_SUM, group);
     tt_tensor *norm = tt_sqrt(squares);
-    tt_tensor *factor = tt_clamp(tt_div(tt_number(limit), tt_add_scalar(norm, 1e-6)), 0, 1);
-    for (size_t i = 0; i < gradients.count; i++)
-        tt_mul_(gradients.at[i], factor);
+    tu_grad_scale(parameters, norm, limit);
     tt_scope_return(norm);
     tu_scope_leave(&scope);
     tt_grad_mode(recording);

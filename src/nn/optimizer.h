@@ -38,6 +38,11 @@ struct tt_optimizer {
 /* Whether a call on it can go on; else the pending error is set. */
 bool tu_optimizer_usable(const char *who, const tt_optimizer *optimizer);
 
+/* For clipping (clip.c): the sum of the squares of all gradients there are, a 0-dim f64; and their scaling by the norm
+ * of all, where that is above the limit. */
+tt_tensor *tu_grad_squares(tt_tensor_list parameters);
+void tu_grad_scale(tt_tensor_list parameters, tt_tensor *norm, double limit);
+
 /* A tensor of one f64 that goes with tensors of any device. */
 tt_tensor *tu_step_number(double value);
 /* Puts defaults where options are 0, and refuses what cannot work. */

@@ -5,10 +5,12 @@
  */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <tutti/fused.h>
 
 #include "nn/module.h"
+#include "nn/optimizer.h"
 #include "parallel/parallel.h"
 
 /* ---- what all of them need ---- */
@@ -271,6 +273,82 @@ tt_tensor *tt_vocabulary_cross_entropy(tt_tensor *logits, tt_tensor *targets, in
     tt_tensor *losses = tt_sub(tt_log(sum), target_logits(shifted, tt_masked_fill(targets, left_out, 0), group));
     tt_tensor *counted = tt_sum(tt_to(tt_logical_not(left_out), tt_dtype(losses)));
     return tt_div(tt_sum(tt_masked_fill(losses, left_out, 0)), counted);
+}
+
+/* ---- clipping ---- */
+
+/* Parameters below a module: parts of tensor parallel layers, and those that every rank of their group has. */
+typedef struct sorted {
+    tt_tensor **parts, **wholes;
+    size_t part_count, whole_count;
+    tutti_group *group; /* of the parts; lent, or NULL */
+    tu_map seen;        /* tensors: one may be in several slots */
+    bool several;       /* there are several groups */
+} sorted;
+
+/* A row-wise layer has its bias whole. */
+static bool is_part(const tt_module *module, const tu_module_slot *slot) {
+    return (module->type.forward == column_forward || module->type.forward == embedding_forward ||
+            module->type.forward == row_forward) &&
+           !(module->type.forward == row_forward && strcmp(slot->name, "bias") == 0);
+}
+
+static void sort_slot(sorted *all, const tt_module *module, const tu_module_slot *slot) {
+    if (slot->buffer || slot->tensor == NULL || tu_map_get(&all->seen, slot->tensor) != NULL)
+        return;
+    tu_pending_take(tu_map_set(&all->seen, slot->tensor, slot->tensor));
+    if (!is_part(module, slot)) {
+        all->wholes[all->whole_count++] = slot->tensor;
+        return;
+    }
+    tutti_group *group = ((const layer *)module->user)->group;
+    all->several = all->several || (all->group != NULL && all->group != group);
+    all->group = group;
+    all->parts[all->part_count++] = slot->tensor;
+}
+
+static void sort_parameters(sorted *all, const tt_module *module) {
+    for (int i = 0; i < module->slot_count && tu_self()->pending == TUTTI_OK; i++)
+        sort_slot(all, module, &module->slots[i]);
+    for (int i = 0; i < module->child_count; i++)
+        sort_parameters(all, module->children[i].module);
+}
+
+static tt_tensor *clip_sorted(const sorted *all, double limit, tutti_group *shards) {
+    tt_tensor_list parts = tt_tensors_of(all->part_count, all->parts);
+    tt_tensor_list wholes = tt_tensors_of(all->whole_count, all->wholes);
+    tt_tensor *squares = NULL;
+    if (all->group != NULL) /* also with an error pending, which the other ranks must hear of */
+        squares = tt_all_reduce(tu_grad_squares(parts), TUTTI_SUM, all->group);
+    if (all->whole_count > 0 || all->group == NULL)
+        squares = squares != NULL ? tt_add(squares, tu_grad_squares(wholes)) : tu_grad_squares(wholes);
+    if (shards != NULL)
+        squares = tt_all_reduce(squares, TUTTI_SUM, shards);
+    tt_tensor *norm = tt_sqrt(squares);
+    tu_grad_scale(parts, norm, limit);
+    tu_grad_scale(wholes, norm, limit);
+    return norm;
+}
+
+tt_tensor *tt_module_clip_grad_norm(tt_module *module, double limit, tutti_group *shards) {
+    static const char who[] = "module_clip_grad_norm";
+    if (tu_self()->pending == TUTTI_OK && (module == NULL || !(limit > 0)))
+        tu_fail(TUTTI_ERROR_ARGUMENT, module == NULL ? "%s: module is NULL" : "%s: limit must be above 0", who);
+    tt_scope scope = tt_scope_open();
+    bool recording = tt_grad_mode(false);
+    size_t most = tt_module_parameters(module).count + 1;
+    sorted all = { .parts = tu_scope_memory(most * sizeof(tt_tensor *)),
+                   .wholes = tu_scope_memory(most * sizeof(tt_tensor *)) };
+    if (tu_self()->pending == TUTTI_OK)
+        sort_parameters(&all, module);
+    if (all.several)
+        tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s: the module has layers that are cut over other groups", who);
+    tt_tensor *norm = clip_sorted(&all, limit, shards);
+    tu_map_free(&all.seen);
+    tt_scope_return(norm);
+    tt_grad_mode(recording);
+    tu_scope_leave(&scope);
+    return tu_self()->pending == TUTTI_OK ? norm : NULL;
 }
 
 /* ---- parameters that every rank has ---- */

@@ -2,6 +2,8 @@
  *
  * Tensor parallel layers compute what the layer of one rank would, forward and backward, whole and cut by sequence.
  */
+#include <math.h>
+
 #include <tutti/mesh.h>
 #include <tutti/streams.h>
 
@@ -190,9 +192,13 @@ TEST_WORLD(a_mesh_has_tensor_parallel_layers_that_are_fully_sharded, 4) {
     tt_fully_sharded *sharded = tt_fully_shard(ours, 0, NULL, data, NULL);
     tt_optimizer *optimizer = tt_sgd_optimizer(ours, NULL), *reference = tt_sgd_optimizer(whole, NULL);
     for (int step = 0; step < 3; step++) {
+        const double limit = 0.01; /* below the norm */
         tt_tensor *batches[2] = { draw(10 + step, tt_shape(3, WIDTH)), draw(20 + step, tt_shape(3, WIDTH)) };
         CHECK(tt_backward(tt_mean(tt_square(tt_module_call(ours, batches[rank / 2]))), NULL));
         CHECK(tt_backward(tt_mean(tt_square(tt_module_call(whole, tt_cat(tt_tensors_of(2, batches), 0)))), NULL));
+        tt_named_list all = tt_module_parameters(whole);
+        tt_tensor *expected = tt_clip_grad_norm(tt_tensors_of(all.count, all.at), limit, NULL);
+        CHECK(close_to(tt_module_clip_grad_norm(ours, limit, data), expected) && tt_item(expected) > limit);
         tt_optimizer_step(optimizer);
         tt_optimizer_step(reference);
         tt_optimizer_zero_grad(optimizer);
@@ -246,6 +252,23 @@ TEST_WORLD(generators_in_different_states_are_told_on_all_ranks, 2) {
     CHECK(layer != NULL);
     tt_module_release(layer);
     CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST_WORLD_THREADS(clipping_counts_what_every_rank_has_once, 2) {
+    BEGIN_CUT(NULL);
+    tt_seed(7, 0);
+    tt_module *row = tt_row_linear_module(4, 4, true, &how), *net = tt_sequential_module(1, &row);
+    tt_set_grad(tt_module_parameter(row, "weight"), tt_full(tt_shape(4, 2), 3, TUTTI_F32, NULL)); /* 8 of 16 */
+    tt_set_grad(tt_module_parameter(row, "bias"), tt_full(tt_shape(4), 2, TUTTI_F32, NULL));
+    tt_tensor *norm = tt_module_clip_grad_norm(net, 1, NULL);
+    CHECK(close_to(norm, tt_full(tt_shape(), sqrt(16 * 9 + 4 * 4), TUTTI_F64, NULL)) && sequence == false);
+    CHECK(close_to(tt_grad(tt_module_parameter(row, "bias")), tt_full(tt_shape(4), 2 / sqrt(160), TUTTI_F32, NULL)));
+    CHECK(tt_module_clip_grad_norm(net, 0, NULL) == NULL);
+    expect_error(TUTTI_ERROR_ARGUMENT, "limit must be above 0");
+    CHECK(tt_module_clip_grad_norm(NULL, 1, NULL) == NULL);
+    expect_error(TUTTI_ERROR_ARGUMENT, "module is NULL");
+    tt_module_release(net);
+    END_CUT;
 }
 
 TEST_WORLD_THREADS(sizes_that_cannot_be_cut_are_refused, 2) {
