@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/settings.h"
 #include "world/launch.h"
@@ -30,6 +31,7 @@ static const char help_text[] =
     "What is measured\n"
     "      --ranks N, -g N        ranks to start; default: one per CPU (-n is --iters, as in nccl-tests)\n"
     "      --threads              as threads of one process instead of processes\n"
+    "      --hosts A:2,B:2        ranks on these hosts, started by \"tutti run --hosts\"; with --rsh COMMAND as there\n"
     "      --bind POLICY          auto, core, numa or none\n"
     "  -b, --minbytes BYTES       smallest size, default 8; suffixes K, M, G\n"
     "  -e, --maxbytes BYTES       largest size, default 64M\n"
@@ -100,7 +102,9 @@ enum {
     OPTION_CHECK,
     OPTION_FULL,
     OPTION_LIST,
-    OPTION_ROUNDS
+    OPTION_ROUNDS,
+    OPTION_HOSTS,
+    OPTION_RSH
 };
 
 static const struct option long_options[] = {
@@ -132,6 +136,8 @@ static const struct option long_options[] = {
     { "warmup_iters", required_argument, NULL, 'w' },
     { "time", required_argument, NULL, OPTION_TIME },
     { "rounds", required_argument, NULL, OPTION_ROUNDS },
+    { "hosts", required_argument, NULL, OPTION_HOSTS },
+    { "rsh", required_argument, NULL, OPTION_RSH },
     { "average", required_argument, NULL, 'a' },
     { "check", no_argument, NULL, OPTION_CHECK },
     { "validation", no_argument, NULL, OPTION_CHECK },
@@ -248,6 +254,12 @@ static bool take_value(int option, const char *text, bench_options *options) {
         return good;
     case OPTION_TIME:
         return take_real(text, 0.001, &options->seconds);
+    case OPTION_HOSTS:
+        options->hosts = text;
+        return text[0] != '\0';
+    case OPTION_RSH:
+        options->rsh = text;
+        return text[0] != '\0';
     default: /* OPTION_SLOWER */
         return take_real(text, 0, &options->slower);
     }
@@ -277,6 +289,8 @@ static int refuse_value(int option, const char *text) {
         { OPTION_MODE, "isolated or streaming" },
         { OPTION_ROUNDS, "a number of rounds, from 1 to 10" },
         { OPTION_TIME, "seconds, at least 0.001" },
+        { OPTION_HOSTS, "a list like a:2,b:2" },
+        { OPTION_RSH, "a command" },
         { OPTION_SLOWER, "a percentage, from 0 on" },
     };
     const char *name = NULL, *must_be = "something else";
@@ -524,9 +538,52 @@ static int run_own_ranks(bench_job *job) {
     return failed;
 }
 
+/* Whether a word of the command line is one of the two options that "tutti run" gets, and how many words it takes. */
+static int words_of_hosts(const char *word) {
+    static const char *const names[] = { "--hosts", "--rsh" };
+    for (int i = 0; i < 2; i++) {
+        size_t length = strlen(names[i]);
+        if (strncmp(word, names[i], length) == 0 && (word[length] == '\0' || word[length] == '='))
+            return word[length] == '=' ? 1 : 2;
+    }
+    return 0;
+}
+
+/* Becomes "tutti run --hosts … tutti bench …": the ranks find themselves inside a job. */
+static int run_on_hosts(const bench_options *options, int argc, char **argv) {
+    char self[4096];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    const char **words = calloc((size_t)argc + 12, sizeof *words);
+    if (length <= 0 || words == NULL)
+        return tool_fail("cannot start \"tutti run\": %s", strerror(errno));
+    self[length] = '\0';
+    int count = 0;
+    const char *begin[] = { self, "run", "-q", "--hosts", options->hosts, "--rsh", options->rsh };
+    for (int i = 0; i < (options->rsh != NULL ? 7 : 5); i++)
+        words[count++] = begin[i];
+    words[count++] = "--";
+    words[count++] = self;
+    for (int i = 0, taken; i < argc; i += taken) { /* as typed, the name of the sub-command first */
+        taken = words_of_hosts(argv[i]);
+        if (taken == 0)
+            words[count++] = argv[i];
+        taken = taken > 0 ? taken : 1;
+    }
+    execv(self, (char *const *)(uintptr_t)words);
+    free(words);
+    return tool_fail("cannot start \"tutti run\": %s", strerror(errno));
+}
+
 static int bench_main(int argc, char **argv) {
     bench_options options;
+    char **typed = calloc((size_t)argc + 1, sizeof *typed); /* before getopt sorts it */
+    if (typed == NULL)
+        return tool_fail("out of memory");
+    memcpy(typed, argv, (size_t)argc * sizeof *typed);
     int wrong = read_options(argc, argv, &options);
+    if (wrong == 0 && options.hosts != NULL)
+        wrong = run_on_hosts(&options, argc, typed);
+    free(typed);
     if (wrong != 0)
         return wrong < 0 ? 0 : wrong;
     if (options.tune != NULL && options.end == (size_t)64 << 20)

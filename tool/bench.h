@@ -104,9 +104,10 @@ typedef struct bench_options {
     bool threads;
     size_t begin, end, step;
     double factor;
-    long iterations; /* 0: as many as fit in `seconds` */
-    long warmup;     /* -1: a few */
-    double seconds;  /* per row, over all rounds */
+    long iterations;         /* 0: as many as fit in `seconds` */
+    long warmup;             /* -1: a few */
+    double seconds;          /* per row, over all rounds */
+    const char *hosts, *rsh; /* as "tutti run" takes them; NULL: ranks of this host */
     tutti_dtype dtype;
     tutti_reduction reduction;
     int root;

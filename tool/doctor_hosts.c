@@ -4,85 +4,41 @@
  * the address and interface that are chosen and why, MTU, ssh, the other host's version of Tutti, firewalls.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/settings.h"
 #include "doctor.h"
 #include "machine.h"
+#include "remote.h"
 #include "store/address.h"
 #include "tool.h"
 #include "world/launch.h"
 
-#define PATIENCE (20 * TU_SECOND) /* with one command on another host */
+#define PATIENCE (REMOTE_PATIENCE_S * TU_SECOND)
 
 /* ---- commands there ---- */
 
 typedef struct answer {
-    char text[512]; /* what it printed, both kinds */
+    char text[512]; /* the first line that it printed */
     int status;     /* wait status; -1: it did not end in time */
 } answer;
 
-static pid_t start(const char *rsh, const char *host, const char *line, int *out) {
-    int ends[2];
-    if (pipe2(ends, O_CLOEXEC) != 0)
-        return -1;
-    pid_t pid = fork();
-    if (pid == 0) {
-        char *script = NULL;
-        int nothing = open("/dev/null", O_RDONLY);
-        setpgid(0, 0); /* so that all of it can be ended */
-        if (dup2(nothing, 0) == 0 && dup2(ends[1], 1) == 1 && dup2(ends[1], 2) == 2) {
-            if (rsh != NULL && asprintf(&script, "exec %s \"$@\"", rsh) > 0)
-                execl("/bin/sh", "sh", "-c", script, "rsh", host, line, (char *)NULL);
-            else
-                execlp("ssh", "ssh", "-o", "BatchMode=yes", "--", host, line, (char *)NULL);
-        }
-        _exit(127);
-    }
-    close(ends[1]);
-    *out = ends[0];
-    if (pid < 0)
-        close(ends[0]);
-    return pid;
-}
-
 static void ask(const char *rsh, const char *host, const char *line, answer *answer) {
-    int out, got = 0;
+    remote_command command;
     *answer = (struct answer){ .status = -1 };
-    pid_t pid = start(rsh, host, line, &out);
-    if (pid < 0)
+    if (!remote_start(&command, rsh, host, line, false, true))
         return;
-    int64_t deadline = tu_deadline(PATIENCE);
-    for (;;) {
-        struct pollfd polled = { .fd = out, .events = POLLIN };
-        if (poll(&polled, 1, (int)(tu_deadline_left(deadline) / TU_MILLISECOND)) <= 0)
-            break;
-        char piece[256];
-        ssize_t count = read(out, piece, sizeof piece);
-        if (count <= 0)
-            break;
-        for (ssize_t i = 0; i < count && got < (int)sizeof answer->text - 1; i++)
-            answer->text[got++] = piece[i];
-    }
-    if (tu_clock_now() >= deadline)
-        kill(-pid, SIGKILL);
-    int status;
-    if (waitpid(pid, &status, 0) == pid && tu_clock_now() < deadline)
-        answer->status = status;
-    close(out);
-    answer->text[strcspn(answer->text, "\n")] = 0;
+    (void)remote_line(&command, answer->text, sizeof answer->text);
+    answer->status = remote_end(&command);
 }
 
 /* ---- the checks ---- */
@@ -136,13 +92,13 @@ static bool check_route(report *to, const char *subject, const char *host, char 
 static bool check_version(report *to, const char *subject, const char *rsh, const char *host, const char *self) {
     answer answer;
     char line[4352];
-    snprintf(line, sizeof line, "'%s' --version", self);
+    snprintf(line, sizeof line, "%s --version", self);
     ask(rsh, host, line, &answer);
     char own[64];
     snprintf(own, sizeof own, "%s", TUTTI_VERSION_STRING);
     if (answer.status == 0 && strstr(answer.text, own) != NULL) {
         doctor_put(to, DOCTOR_GOOD, subject, NULL, "%s gets there, and %s there is of the same version, %s",
-                   rsh != NULL ? rsh : "ssh", self, own);
+                   remote_name(rsh), self, own);
         return true;
     }
     if (answer.status == 0)
@@ -150,10 +106,10 @@ static bool check_version(report *to, const char *subject, const char *rsh, cons
                    "%s there says \"%s\", here it is %s", self, answer.text, own);
     else if (answer.status == -1)
         doctor_put(to, DOCTOR_FAILURE, subject, "try it by hand; does it ask for a password?",
-                   "%s does not get there in %d s", rsh != NULL ? rsh : "ssh", (int)(PATIENCE / TU_SECOND));
+                   "%s does not get there in %d s", remote_name(rsh), (int)(PATIENCE / TU_SECOND));
     else
         doctor_put(to, DOCTOR_FAILURE, subject, "try it by hand: a key without a password, and tutti at the same place",
-                   "%s %s %s fails: %s", rsh != NULL ? rsh : "ssh", host, line, answer.text);
+                   "%s %s %s fails: %s", remote_name(rsh), host, line, answer.text);
     return false;
 }
 
@@ -163,13 +119,13 @@ static void check_way_back(report *to, const char *subject, const char *rsh, con
     tu_address any;
     tu_listeners listeners;
     answer answer;
-    char line[4480];
+    char line[4600];
     if (tu_address_set(&any, "", 0) != TUTTI_OK ||
         tu_store_listen(&any, true, tu_deadline(PATIENCE), &listeners) != TUTTI_OK) {
         doctor_put(to, DOCTOR_FAILURE, subject, "free some ports", "cannot listen here: %s", tutti_error_message());
         return;
     }
-    snprintf(line, sizeof line, "'%s' doctor --reach '%s' --port %d", self, address, listeners.port);
+    snprintf(line, sizeof line, "%s doctor --reach '%s' --port %d", self, address, listeners.port);
     ask(rsh, host, line, &answer);
     tu_store_listen_end(&listeners);
     if (answer.status == 0)
@@ -182,17 +138,14 @@ static void check_way_back(report *to, const char *subject, const char *rsh, con
 }
 
 void doctor_hosts(report *to, const char *hosts, const char *rsh) {
-    char self[4096], *list = strdup(hosts), *rest = list;
-    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    self[length > 0 ? length : 0] = 0;
-    for (char *item; list != NULL && (item = strsep(&rest, ",")) != NULL;) {
+    char self[4200], *list = strdup(hosts), *rest = list;
+    remote_self(self, sizeof self);
+    for (const char *item; list != NULL && (item = remote_next_host(&rest)) != NULL;) {
         char subject[300], address[256];
-        item[strcspn(item, ":")] = 0;
-        const char *at = strrchr(item, '@'), *host = at != NULL ? at + 1 : item;
-        if (host[0] == 0)
-            continue;
+        const char *at = strrchr(item, '@');
         snprintf(subject, sizeof subject, "host %s", item);
-        if (check_route(to, subject, host, address, sizeof address) && check_version(to, subject, rsh, item, self))
+        if (check_route(to, subject, at != NULL ? at + 1 : item, address, sizeof address) &&
+            check_version(to, subject, rsh, item, self))
             check_way_back(to, subject, rsh, item, self, address);
     }
     free(list);

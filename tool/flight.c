@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "job/dump.h"
 #include "json.h"
 #include "tool.h"
 #include "world/world.h"
@@ -122,6 +123,13 @@ static int copy_live(flight *copy, const tu_job_view *job, int job_rank) {
     return 0;
 }
 
+static bool is_wanted(const tu_job_view *job, const char *prefix) {
+    char id[TU_ID_BYTES];
+    tu_page_id(job->page, id);
+    return strncmp(id, prefix, strlen(prefix)) == 0 && job->page->world_size >= job->size &&
+           job->page->world_size <= MOST_RANKS;
+}
+
 int flight_add_live(flight_list *list, const char *prefix) {
     tu_job_list jobs = { 0 };
     int failed = 0;
@@ -133,8 +141,7 @@ int flight_add_live(flight_list *list, const char *prefix) {
         const tu_page *page = jobs.jobs[i].page;
         char id[TU_ID_BYTES];
         tu_page_id(page, id);
-        if (strncmp(id, prefix, strlen(prefix)) != 0 || page->world_size < jobs.jobs[i].size ||
-            page->world_size > MOST_RANKS)
+        if (!is_wanted(&jobs.jobs[i], prefix))
             continue;
         for (int rank = 0; rank < jobs.jobs[i].size && !failed; rank++) {
             flight *copy = add_flight(list, id);
@@ -146,6 +153,41 @@ int flight_add_live(flight_list *list, const char *prefix) {
         fprintf(stderr, "tutti: left out: %s\n", jobs.skipped);
     tu_inspect_free(&jobs);
     sort(list);
+    return failed;
+}
+
+/* Through a buffer, so that its length can be said first. */
+static int write_one(FILE *file, const tu_job_view *job, int job_rank) {
+    flight copy = { 0 };
+    char *text = NULL;
+    size_t bytes = 0;
+    tu_recorder recorder = tu_page_recorder(job->page, job->bytes, job->size, job_rank);
+    FILE *buffer = open_memstream(&text, &bytes);
+    if (buffer == NULL)
+        return tool_fail("out of memory for a flight recorder");
+    int failed = copy_live(&copy, job, job_rank);
+    if (!failed && tu_dump_write(job->page, job_rank, &recorder, buffer) != TUTTI_OK)
+        failed = tool_fail("%s", tutti_error_message());
+    fclose(buffer);
+    if (!failed) {
+        fprintf(file, "flight %c %d %zu\n", copy.has_process ? copy.process.state : '-', copy.process.cpu, bytes);
+        fwrite(text, 1, bytes, file);
+    }
+    free(copy.entries);
+    free(copy.groups);
+    free(text);
+    return failed;
+}
+
+int flight_write_live(FILE *file, const char *prefix) {
+    tu_job_list jobs = { 0 };
+    int failed = 0;
+    if (tu_inspect_user(&jobs) != TUTTI_OK)
+        failed = tool_fail("%s", tutti_error_message());
+    for (size_t i = 0; i < jobs.count && !failed; i++)
+        for (int rank = 0; rank < jobs.jobs[i].size && is_wanted(&jobs.jobs[i], prefix) && !failed; rank++)
+            failed = write_one(file, &jobs.jobs[i], rank);
+    tu_inspect_free(&jobs);
     return failed;
 }
 
@@ -208,6 +250,21 @@ static void read_entry(const json *from, tu_record_view *view) {
     view->waiting_for = (int)json_number(from, "waiting_for", -1);
 }
 
+static void read_counters(const json *from, flight *copy) {
+    const json *list = json_member(from, "counters");
+    for (const json *one = list != NULL ? list->first : NULL; one != NULL; one = one->next) {
+        tu_counters *counters = &copy->counters[tu_operation_find(json_text(one, "operation"))];
+        counters->calls = (uint64_t)json_number(one, "calls", 0);
+        counters->failures = (uint64_t)json_number(one, "failures", 0);
+        counters->bytes = (uint64_t)json_number(one, "bytes", 0);
+        counters->time_ns = json_number(one, "time_ns", 0);
+        const json *algorithms = json_member(one, "by_algorithm");
+        const json *calls = algorithms != NULL ? algorithms->first : NULL;
+        for (int i = 0; i < TU_COUNTER_ALGORITHMS && calls != NULL; i++, calls = calls->next)
+            counters->by_algorithm[i] = (uint64_t)calls->number;
+    }
+}
+
 static void read_group(const json *from, tu_recorder_group_view *group) {
     memset(group, 0, sizeof *group);
     group->key = strtoull(json_text(from, "key"), NULL, 16);
@@ -247,6 +304,37 @@ static int copy_file(flight *copy, const json *from) {
         read_entry(entry, &copy->entries[copy->entry_count++]);
     for (const json *group = groups != NULL ? groups->first : NULL; group != NULL; group = group->next)
         read_group(group, &copy->groups[copy->group_count++]);
+    read_counters(from, copy);
+    return 0;
+}
+
+/* Two hosts of one machine may see each other's processes. */
+static bool has_rank(const flight_list *list, const json *from) {
+    for (size_t i = 0; i < list->count; i++)
+        for (size_t rank = 0; rank < list->jobs[i].count; rank++) {
+            const flight *copy = &list->jobs[i].flights[rank];
+            if (strcmp(copy->job, json_text(from, "job")) == 0 && copy->rank == json_number(from, "rank", -1))
+                return true;
+        }
+    return false;
+}
+
+int flight_add_json(flight_list *list, const json *from, const flight_clock *clock, char state, int cpu) {
+    if (json_number(from, "tutti_flight_recorder", 0) != TU_DUMP_VERSION || !plausible(from))
+        return tool_fail("%s sent what is no flight recorder of this version of Tutti", clock->host);
+    if (has_rank(list, from))
+        return 0;
+    flight *copy = add_flight(list, json_text(from, "job"));
+    if (copy == NULL || copy_file(copy, from))
+        return copy == NULL ? tool_fail("out of memory for the list of ranks") : 1;
+    copy->live = true;
+    copy->wall_minus_clock_ns = tu_clock_wall() - tu_clock_now() - clock->ahead_ns;
+    if (state == '-' && (copy->state == TU_RANK_ALIVE || copy->state == TU_RANK_JOINING))
+        copy->state = TU_RANK_DEAD; /* gone without a word, and nobody has looked yet */
+    copy->has_process = state != '-';
+    copy->process.state = state;
+    copy->process.cpu = cpu;
+    sort(list);
     return 0;
 }
 
@@ -421,4 +509,15 @@ void flight_doing(const flight *copy, char *text, size_t bytes) {
         snprintf(text, bytes, "is %sin no operation of Tutti%s",
                  copy->has_process && copy->process.state == 'S' ? "asleep, " : "", last);
     }
+}
+
+int flight_host_count(const flight_job *job) {
+    int count = 0;
+    for (size_t i = 0; i < job->count; i++) {
+        bool known = false;
+        for (size_t before = 0; before < i && !known; before++)
+            known = strcmp(job->flights[before].host, job->flights[i].host) == 0;
+        count += !known;
+    }
+    return count;
 }

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "job/inspect.h"
 #include "job/recorder.h"
@@ -50,6 +51,25 @@ typedef struct flight_list {
  * file, or all files of a folder. 0, or 1 after printing why not. */
 int flight_add_live(flight_list *list, const char *prefix);
 int flight_add_path(flight_list *list, const char *path);
+
+/* Another host's clock, as it was measured from here. */
+typedef struct flight_clock {
+    char host[256];   /* as it was named */
+    int64_t ahead_ns; /* of this host's */
+    int64_t error_ns; /* at most */
+} flight_clock;
+#define FLIGHT_HOSTS 4096
+/* The same for running jobs of other hosts, a comma list of them: flight_hosts.c. Their times are then on this host's
+ * clock, by way of wall_minus_clock_ns. */
+int flight_add_hosts(flight_list *list, const char *hosts, const char *rsh, const char *prefix, flight_clock *clocks,
+                     int room, int *count);
+/* What that asks for there: answers questions on the standard input until it ends. */
+int flight_serve(void);
+/* Every rank of the running jobs, one behind the other: a line "flight STATE CPU BYTES", and the recorder. */
+int flight_write_live(FILE *file, const char *prefix);
+/* One recorder of a running job on another host. */
+struct json;
+int flight_add_json(flight_list *list, const struct json *from, const flight_clock *clock, char state, int cpu);
 void flight_free(flight_list *list);
 
 const char *flight_group_name(const flight *copy, uint64_t key);
@@ -70,6 +90,9 @@ int flight_missing(const flight_job *job, const tu_record_view *entry, bool *mis
 /* "is computing: running on CPU 3, in no operation of Tutti", "was killed by signal 9 (Killed)", "is in barrier 3 of
  * group dp for 4.2 s": what a rank does instead of coming. */
 void flight_doing(const flight *copy, char *text, size_t bytes);
+
+/* On how many hosts the ranks of a job are. */
+int flight_host_count(const flight_job *job);
 
 /* "3.2 s", "15 ms", "2 min 5 s". */
 void flight_duration(int64_t ns, char *text, size_t bytes);

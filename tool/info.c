@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/instructions.h"
 #include "base/settings.h"
+#include "info.h"
 #include "job/dump.h"
 #include "machine.h"
 #include "memory/backend.h"
@@ -37,6 +38,8 @@ static const char help_text[] =
     "  -n, --ranks N   for the table of ranks: as many as \"tutti run -n N\" would start;\n"
     "                  default: one per CPU, 16 at most\n"
     "      --json      as JSON, for programs\n"
+    "      --hosts A,B what this says on these hosts: of the first all, of the others the lines that differ;\n"
+    "                  with --rsh COMMAND as for tutti run\n"
     "\n"
     "Exit status: 0; 1 when a variable has no meaning or a value that cannot be understood, or when a\n"
     "world would not open here; 2 for wrong usage.\n";
@@ -489,10 +492,12 @@ static void show_settings(const given *all) {
 }
 
 static int info_main(int argc, char **argv) {
-    static const struct option longs[] = { { "ranks", required_argument, NULL, 'n' },
-                                           { "json", no_argument, NULL, 'j' },
-                                           { "help", no_argument, NULL, 'h' },
-                                           { 0 } };
+    static const struct option longs[] = {
+        { "ranks", required_argument, NULL, 'n' }, { "json", no_argument, NULL, 'j' },
+        { "hosts", required_argument, NULL, 'H' }, { "rsh", required_argument, NULL, 'R' },
+        { "help", no_argument, NULL, 'h' },        { 0 }
+    };
+    const char *hosts = NULL, *rsh = NULL;
     int64_t ranks = 0;
     int option;
     opterr = 0;
@@ -505,12 +510,23 @@ static int info_main(int argc, char **argv) {
         case 'j':
             as_json = true;
             break;
+        case 'H':
+            hosts = optarg;
+            break;
+        case 'R':
+            rsh = optarg;
+            break;
         default:
             return tool_other_option(&tool_info, option, argv, longs);
         }
     }
     if (optind < argc)
         return tool_usage(&tool_info, "\"%s\": it takes options alone", argv[optind]);
+    if ((rsh != NULL && hosts == NULL) || (hosts != NULL && as_json))
+        return tool_usage(&tool_info, rsh != NULL && hosts == NULL ? "--rsh goes with --hosts"
+                                                                   : "--json is of one host: run it on each");
+    if (hosts != NULL)
+        return info_hosts(hosts, rsh, ranks);
     if (ranks == 0)
         ranks = topology_cpus() < 16 ? topology_cpus() : 16;
     static given settings[TU_SETTING_COUNT];

@@ -28,6 +28,8 @@ static const char help_text[] =
     "\n"
     "  -c, --counters       also calls, bytes and time per operation, summed over the ranks\n"
     "  -w, --watch[=TIME]   again and again, every TIME (default 1s), until interrupted\n"
+    "      --hosts A,B      on these hosts instead of this one; a list as \"tutti run --hosts\" takes it\n"
+    "      --rsh COMMAND    how to run a command on a host: COMMAND HOST COMMAND-LINE; default ssh\n"
     "      --json           as JSON, for programs\n"
     "\n"
     "States: runs, sleeps, kernel (in a system call that cannot be interrupted), stopped (by a signal\n"
@@ -112,8 +114,10 @@ static void print_rank(const flight_job *job, const flight *copy, int width) {
     waits_for(job, copy, missing, waits, sizeof waits);
     if (copy->has_process)
         snprintf(cpu, sizeof cpu, "%d", copy->process.cpu);
-    printf("  %5d %8d %-8s %4s  %-*s %10s  %s\n", copy->rank, copy->pid, state_text(copy), cpu, width, operation, since,
-           waits);
+    printf("  %5d %8d ", copy->rank, copy->pid);
+    if (flight_host_count(job) > 1)
+        printf("%-12s ", copy->host);
+    printf("%-8s %4s  %-*s %10s  %s\n", state_text(copy), cpu, width, operation, since, waits);
 }
 
 static void print_counters(const flight_job *job) {
@@ -147,7 +151,8 @@ static void print_counters(const flight_job *job) {
     }
 }
 
-static void print_job(const flight_job *job, bool counters) {
+/* far: of hosts that were asked for. */
+static void print_job(const flight_job *job, bool counters, bool far) {
     const flight *first = &job->flights[0];
     char age[32], text[2048];
     int width = 20;
@@ -156,18 +161,26 @@ static void print_job(const flight_job *job, bool counters) {
         if ((int)strlen(text) > width)
             width = strlen(text) < 80 ? (int)strlen(text) : 80;
     }
-    int64_t opened = first->opened_ns;
-    for (size_t i = 0; i < job->count; i++)
-        if (job->flights[i].opened_ns != 0 && (opened == 0 || job->flights[i].opened_ns < opened))
-            opened = job->flights[i].opened_ns;
-    flight_duration(first->now_ns - opened, age, sizeof age);
-    printf("job %s: world %s, %zu rank%s on this host", first->job, first->world, job->count,
-           job->count == 1 ? "" : "s");
+    int64_t oldest = 0; /* each on the clock of its host */
+    for (size_t i = 0; i < job->count; i++) {
+        const flight *copy = &job->flights[i];
+        if (copy->opened_ns != 0 && copy->now_ns - copy->opened_ns > oldest)
+            oldest = copy->now_ns - copy->opened_ns;
+    }
+    flight_duration(oldest, age, sizeof age);
+    int hosts = flight_host_count(job);
+    printf("job %s: world %s, %zu rank%s on ", first->job, first->world, job->count, job->count == 1 ? "" : "s");
+    if (hosts > 1)
+        printf("%d hosts", hosts);
+    else
+        printf("%s", far ? first->host : "this host");
     if ((int)job->count != first->size)
         printf(" of %d", first->size);
     printf(", open for %s\n", age);
-    printf("  %5s %8s %-8s %4s  %-*s %10s  %s\n", "RANK", "PID", "STATE", "CPU", width, "OPERATION", "FOR",
-           "WAITS FOR");
+    printf("  %5s %8s ", "RANK", "PID");
+    if (hosts > 1)
+        printf("%-12s ", "HOST");
+    printf("%-8s %4s  %-*s %10s  %s\n", "STATE", "CPU", width, "OPERATION", "FOR", "WAITS FOR");
     for (size_t i = 0; i < job->count; i++)
         print_rank(job, &job->flights[i], width);
     if (flight_divergence(job, text, sizeof text))
@@ -182,7 +195,9 @@ static void json_rank(const flight_job *job, const flight *copy) {
     const tu_record_view *current = flight_current(copy), *last = flight_last(copy, 0);
     bool missing[copy->size > 0 ? copy->size : 1];
     char waits[128];
-    printf("{\"rank\": %d, \"pid\": %d, \"state\": \"%s\"", copy->rank, copy->pid, state_text(copy));
+    printf("{\"rank\": %d, \"pid\": %d, \"host\": ", copy->rank, copy->pid);
+    tu_json_string(stdout, copy->host);
+    printf(", \"state\": \"%s\"", state_text(copy));
     if (copy->has_process)
         printf(", \"cpu\": %d", copy->process.cpu);
     if (copy->status_known)
@@ -255,21 +270,36 @@ static void json_jobs(const flight_list *list) {
 
 /* ---- the command ---- */
 
-static int show(const char *job, bool json, bool counters) {
+typedef struct question {
+    const char *job, *hosts, *rsh;
+    bool json, counters;
+} question;
+
+static int gather(flight_list *list, const question *asked) {
+    static flight_clock clocks[FLIGHT_HOSTS];
+    int count;
+    return asked->hosts == NULL
+               ? flight_add_live(list, asked->job)
+               : flight_add_hosts(list, asked->hosts, asked->rsh, asked->job, clocks, FLIGHT_HOSTS, &count);
+}
+
+static int show(const question *asked) {
     flight_list list = { 0 };
-    int failed = flight_add_live(&list, job);
+    bool json = asked->json;
+    const char *job = asked->job, *where = asked->hosts != NULL ? "these hosts" : "this host";
+    int failed = gather(&list, asked);
     if (!failed && json) {
         json_jobs(&list);
     } else if (!failed) {
         for (size_t i = 0; i < list.count; i++) {
             if (i > 0)
                 putchar('\n');
-            print_job(&list.jobs[i], counters);
+            print_job(&list.jobs[i], asked->counters, asked->hosts != NULL);
         }
         if (list.count == 0)
-            printf(*job != '\0' ? "no job of this user on this host has an id that begins with %s\n"
-                                : "no job of this user is running on this host%s\n",
-                   job);
+            printf(*job != '\0' ? "no job of this user on %s has an id that begins with %s\n"
+                                : "no job of this user is running on %s%s\n",
+                   where, job);
     }
     failed |= list.count == 0;
     flight_free(&list);
@@ -280,16 +310,18 @@ static int ps_main(int argc, char **argv) {
     static const struct option longs[] = { { "counters", no_argument, NULL, 'c' },
                                            { "watch", optional_argument, NULL, 'w' },
                                            { "json", no_argument, NULL, 'j' },
+                                           { "hosts", required_argument, NULL, 'H' },
+                                           { "rsh", required_argument, NULL, 'R' },
                                            { "help", no_argument, NULL, 'h' },
                                            { 0 } };
-    bool counters = false, json = false;
+    question asked = { .job = "" };
     int64_t every = 0;
     int option;
     opterr = 0;
     while ((option = getopt_long(argc, argv, ":cwh", longs, NULL)) != -1) {
         switch (option) {
         case 'c':
-            counters = true;
+            asked.counters = true;
             break;
         case 'w':
             every = TU_SECOND;
@@ -297,7 +329,13 @@ static int ps_main(int argc, char **argv) {
                 return tool_usage(&tool_ps, "--watch=%s: must be a time, like 2s or 500ms", optarg);
             break;
         case 'j':
-            json = true;
+            asked.json = true;
+            break;
+        case 'H':
+            asked.hosts = optarg;
+            break;
+        case 'R':
+            asked.rsh = optarg;
             break;
         default:
             return tool_other_option(&tool_ps, option, argv, longs);
@@ -305,13 +343,16 @@ static int ps_main(int argc, char **argv) {
     }
     if (argc - optind > 1)
         return tool_usage(&tool_ps, "one JOB at most");
-    const char *job = optind < argc ? argv[optind] : "";
+    if (asked.rsh != NULL && asked.hosts == NULL)
+        return tool_usage(&tool_ps, "--rsh goes with --hosts");
+    if (optind < argc)
+        asked.job = argv[optind];
     if (every == 0)
-        return show(job, json, counters);
+        return show(&asked);
     for (;;) {
-        if (isatty(1) && !json)
+        if (isatty(1) && !asked.json)
             fputs("\033[H\033[2J", stdout);
-        show(job, json, counters);
+        show(&asked);
         fflush(stdout);
         if (ferror(stdout))
             return 1;

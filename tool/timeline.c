@@ -4,7 +4,8 @@
  * process or a track, "s" and "f" are the two ends of an arrow.
  *
  * A viewer draws what overlaps on one track as if it were nested, so every thread of a rank has as many tracks as it
- * had operations at a time. Ranks of one host share a clock; between hosts the time of day has to do.
+ * had operations at a time. Ranks of one host share a clock. Between hosts that were asked (flight_hosts.c) the
+ * difference of the clocks was measured; between files the time of day has to do.
  */
 #include "timeline.h"
 

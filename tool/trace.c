@@ -29,6 +29,10 @@ static const char help_text[] =
     "                      and chrome://tracing open; - is the standard output\n"
     "  -l, --list          also list the last operations of each rank\n"
     "  -n, --last N        how many of them; default 20\n"
+    "      --hosts A,B     of the running jobs on these hosts; a list as \"tutti run --hosts\" takes it. How\n"
+    "                      far their clocks are from this one's is measured, said, and put right\n"
+    "      --rsh COMMAND   how to run a command on a host: COMMAND HOST COMMAND-LINE; default ssh\n"
+    "      --serve         what --hosts starts there: answers questions on its standard input\n"
     "\n"
     "Exit status: 0 when the ranks agree and nothing failed, 1 when not or when no job was found, 2 for\n"
     "wrong usage.\n";
@@ -64,7 +68,8 @@ static const tu_record_view *first_failure(const flight_job *job, const flight *
             if (entry->running || entry->status == TUTTI_OK)
                 continue;
             ++*count;
-            if (first == NULL || entry->ended_ns < first->ended_ns) {
+            int64_t at_wall = entry->ended_ns + job->flights[i].wall_minus_clock_ns;
+            if (first == NULL || at_wall < first->ended_ns + (*by)->wall_minus_clock_ns) {
                 first = entry;
                 *by = &job->flights[i];
             }
@@ -107,13 +112,15 @@ static bool tell_job(const flight_job *job, bool list, size_t last) {
     const flight *first = &job->flights[0];
     char text[2048];
     size_t operations = 0;
+    int hosts = flight_host_count(job);
     for (size_t i = 0; i < job->count; i++)
         operations += job->flights[i].entry_count;
     printf("job %s: world %s, recorders of %zu rank%s of %d, %zu operations\n", first->job, first->world, job->count,
            job->count == 1 ? "" : "s", first->size, operations);
     for (size_t i = 0; i < job->count; i++) {
         flight_doing(&job->flights[i], text, sizeof text);
-        printf("  rank %d (pid %d) %s\n", job->flights[i].rank, job->flights[i].pid, text);
+        printf("  rank %d (pid %d%s%s) %s\n", job->flights[i].rank, job->flights[i].pid, hosts > 1 ? " on " : "",
+               hosts > 1 ? job->flights[i].host : "", text);
         if (list)
             list_entries(&job->flights[i], last);
     }
@@ -139,6 +146,22 @@ static int write_trace(const flight_list *list, const char *path) {
 
 /* ---- the command ---- */
 
+static int gather_hosts(flight_list *list, const char *hosts, const char *rsh, const char *prefix, bool silent) {
+    static flight_clock clocks[FLIGHT_HOSTS];
+    int count;
+    if (flight_add_hosts(list, hosts, rsh, prefix, clocks, FLIGHT_HOSTS, &count))
+        return 1;
+    for (int i = 0; i < count && !silent; i++) {
+        int64_t ahead = clocks[i].ahead_ns;
+        printf("host %s: its clock is %.6f s %s this one's, measured to %.3f ms\n", clocks[i].host,
+               (double)(ahead < 0 ? -ahead : ahead) / 1e9, ahead < 0 ? "behind" : "ahead of",
+               (double)clocks[i].error_ns / 1e6);
+    }
+    if (list->count == 0)
+        printf("no job of this user is running on these hosts\n");
+    return list->count == 0;
+}
+
 static int gather(flight_list *list, char **names, int count) {
     if (count == 0 && flight_add_live(list, ""))
         return 1;
@@ -158,12 +181,13 @@ static int gather(flight_list *list, char **names, int count) {
 }
 
 static int trace_main(int argc, char **argv) {
-    static const struct option longs[] = { { "output", required_argument, NULL, 'o' },
-                                           { "list", no_argument, NULL, 'l' },
-                                           { "last", required_argument, NULL, 'n' },
-                                           { "help", no_argument, NULL, 'h' },
-                                           { 0 } };
-    const char *output = NULL;
+    static const struct option longs[] = {
+        { "output", required_argument, NULL, 'o' }, { "list", no_argument, NULL, 'l' },
+        { "last", required_argument, NULL, 'n' },   { "hosts", required_argument, NULL, 'H' },
+        { "rsh", required_argument, NULL, 'R' },    { "serve", no_argument, NULL, 'S' },
+        { "help", no_argument, NULL, 'h' },         { 0 }
+    };
+    const char *output = NULL, *hosts = NULL, *rsh = NULL;
     bool list = false;
     long last = 20;
     int option;
@@ -176,6 +200,14 @@ static int trace_main(int argc, char **argv) {
         case 'l':
             list = true;
             break;
+        case 'H':
+            hosts = optarg;
+            break;
+        case 'R':
+            rsh = optarg;
+            break;
+        case 'S':
+            return flight_serve();
         case 'n':
             list = true;
             last = strtol(optarg, NULL, 10);
@@ -186,12 +218,17 @@ static int trace_main(int argc, char **argv) {
             return tool_other_option(&tool_trace, option, argv, longs);
         }
     }
+    if (rsh != NULL && hosts == NULL)
+        return tool_usage(&tool_trace, "--rsh goes with --hosts");
+    if (hosts != NULL && argc - optind > 1)
+        return tool_usage(&tool_trace, "one JOB at most with --hosts");
     flight_list jobs = { 0 };
-    int failed = gather(&jobs, argv + optind, argc - optind);
+    bool trace_on_stdout = output != NULL && strcmp(output, "-") == 0;
+    int failed = hosts == NULL ? gather(&jobs, argv + optind, argc - optind)
+                               : gather_hosts(&jobs, hosts, rsh, optind < argc ? argv[optind] : "", trace_on_stdout);
     if (!failed && output != NULL)
         failed = write_trace(&jobs, output);
     bool apart = false;
-    bool trace_on_stdout = output != NULL && strcmp(output, "-") == 0;
     for (size_t i = 0; !failed && !trace_on_stdout && i < jobs.count; i++)
         apart |= tell_job(&jobs.jobs[i], list, (size_t)last);
     flight_free(&jobs);

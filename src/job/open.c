@@ -267,8 +267,10 @@ static tutti_status move_in(tu_opening *opening) {
     if (status != TUTTI_OK)
         return status;
     job->mailbox = &job->house->mailboxes[0];
-    if (job->rank == 0)
-        status = tu_house_found(job->house, opening->options, opening->mine.id, opening->mine.nonce, opening->local);
+    if (job->rank == 0) /* under one id on all hosts: that of the world's first rank */
+        status = tu_house_found(job->house, opening->options,
+                                opening->records != NULL ? opening->records[0].id : opening->mine.id,
+                                opening->mine.nonce, opening->local);
     if (status == TUTTI_OK && job->size > 1)
         status = tu_connect(opening);
     if (status == TUTTI_OK && job->size > 1)

@@ -3,25 +3,31 @@
  * What collectives send to other hosts: counted in a job, or by the simulation of bench/scale. Both print the same
  * lines.
  *
- *     traffic real|simulated HOSTS [--round-robin] OPERATION:TYPE:COUNT…
+ *     traffic real|simulated|timed|held HOSTS [--round-robin] OPERATION:TYPE:COUNT…
  *
  * HOSTS is a list like 2,1,2: how many ranks each has. With --round-robin the group has one rank of each host in turn.
+ * timed: how long a call takes, in a job. held: what descriptors and memory a rank holds then.
  */
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <tutti/collective.h>
 #include <tutti/world.h>
 
+#include "base/clock.h"
 #include "memory/network_inner.h"
 #include "simulation.h"
 
 #define MOST_HOSTS 64
 #define MOST_RANKS 1024
 
+#define WARM 2
+#define TIMES 5
+
 typedef struct setting {
     int each[MOST_HOSTS], hosts, size;
-    bool round_robin;
+    bool round_robin, timed, held;
 } setting;
 
 static int complain(const char *what) {
@@ -91,6 +97,62 @@ static tutti_status make_group(tutti_world *world, const setting *of, tutti_grou
     return tutti_group_new(world, ranks, of->size, TUTTI_OPTIONS(tutti_group_options, .keep_order = true), group);
 }
 
+static int ascending(const void *one, const void *other) {
+    int64_t left = *(const int64_t *)one, right = *(const int64_t *)other;
+    return (left > right) - (left < right);
+}
+
+/* The median, after some that do not count; all begin together. */
+static tutti_status time_call(tutti_group *group, const simulation_call *call, const char *name, const void *in,
+                              void *out) {
+    int64_t times[TIMES];
+    tutti_status status = TUTTI_OK;
+    for (int i = -WARM; i < TIMES && status == TUTTI_OK; i++) {
+        status = tutti_barrier(group, NULL);
+        int64_t begin = tu_clock_now();
+        if (status == TUTTI_OK)
+            status = run(group, call, in, out);
+        times[i < 0 ? 0 : i] = tu_clock_now() - begin;
+    }
+    qsort(times, TIMES, sizeof *times, ascending);
+    printf("rank %d after %s: %.1f us\n", tutti_group_rank(group), name, (double)times[TIMES / 2] / 1e3);
+    return status;
+}
+
+static long line_of(const char *name) {
+    char line[128];
+    long value = 0;
+    FILE *file = fopen("/proc/self/status", "re");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL)
+        if (strncmp(line, name, strlen(name)) == 0)
+            value = atol(line + strlen(name));
+    if (file != NULL)
+        fclose(file);
+    return value;
+}
+
+static void print_held(int rank, const char *call, int connections) {
+    int descriptors = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    for (struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;)
+        descriptors += entry->d_name[0] != '.';
+    if (folder != NULL)
+        closedir(folder);
+    printf("rank %d after %s: %d connections, %d descriptors, %ld KiB of its own, %ld KiB shared\n", rank, call,
+           connections, descriptors - 1, line_of("RssAnon:"), line_of("RssShmem:"));
+}
+
+static tutti_status do_call(const setting *of, tutti_group *group, const simulation_call *call, const char *name,
+                            const void *in, void *out) {
+    tutti_status status = of->timed ? time_call(group, call, name, in, out) : run(group, call, in, out);
+    simulation_traffic sent = count_sent(group->world);
+    if (of->held)
+        print_held(tutti_group_rank(group), name, sent.connections);
+    else if (!of->timed)
+        print(tutti_group_rank(group), name, &sent);
+    return status;
+}
+
 static int count_in_job(const setting *of, char **calls, int call_count) {
     tutti_world *world;
     tutti_group *group = NULL;
@@ -106,11 +168,9 @@ static int count_in_job(const setting *of, char **calls, int call_count) {
             return complain(calls[i]);
         size_t room = (call.count * tutti_dtype_size(call.dtype) * (size_t)of->size / 64 + 1) * 64;
         unsigned char *memory = calloc(2, room);
-        if (memory == NULL || run(used, &call, memory, memory + room) != TUTTI_OK)
+        if (memory == NULL || do_call(of, used, &call, calls[i], memory, memory + room) != TUTTI_OK)
             result = complain(calls[i]);
         free(memory);
-        simulation_traffic sent = count_sent(world);
-        print(tutti_group_rank(used), calls[i], &sent);
     }
     tutti_group_release(group);
     return tutti_world_close(world) == TUTTI_OK ? result : complain("close");
@@ -142,13 +202,15 @@ int main(int count, char **arguments) {
     for (char *item; list != NULL && (item = strsep(&list, ",")) != NULL && of.hosts < MOST_HOSTS; of.hosts++)
         of.size += of.each[of.hosts] = atoi(item);
     if (count < 4 || of.size < 1 || of.size > MOST_RANKS) {
-        fprintf(stderr, "usage: traffic real|simulated HOSTS [--round-robin] OPERATION:TYPE:COUNT…\n");
+        fprintf(stderr, "usage: traffic real|simulated|timed|held HOSTS [--round-robin] OPERATION:TYPE:COUNT…\n");
         return 2;
     }
     if (strcmp(arguments[next], "--round-robin") == 0) {
         of.round_robin = true;
         next++;
     }
-    return strcmp(arguments[1], "real") == 0 ? count_in_job(&of, arguments + next, count - next)
-                                             : count_simulated(&of, arguments + next, count - next);
+    of.timed = strcmp(arguments[1], "timed") == 0;
+    of.held = strcmp(arguments[1], "held") == 0;
+    return strcmp(arguments[1], "simulated") == 0 ? count_simulated(&of, arguments + next, count - next)
+                                                  : count_in_job(&of, arguments + next, count - next);
 }

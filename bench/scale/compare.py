@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the times that bench/scale simulates with those of real jobs, over hosts made of network namespaces whose links delay and limit. Needs root.
+
+    cmake --build build/release --target tutti_command tutti_ucx bench_scale helper_traffic helper_forward
+    python3 bench/scale/compare.py [--delay MS] [--rate MBIT] [--hosts 2,3,4,6] [CALL…]
+    python3 bench/scale/compare.py --ranks 4x64            # descriptors and memory of many ranks
+
+Every cable delays by half of --delay, and what a host sends goes at --rate at most, so that a message takes the delay and its bytes their time whatever the
+processors do. Counts are compared by tests/hosts/scale.py, which needs neither.
+"""
+import argparse
+import os
+import re
+import subprocess
+import sys
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+CALLS = ["barrier:u8:0", "all_reduce:f32:2", "all_reduce:f32:20000", "all_reduce:f32:1000000", "all_reduce+any:f32:20000", "all_gather:u8:200000",
+         "broadcast:u8:4000000", "all_to_all:u8:200000"]
+
+
+def modules(build):
+    os.environ["TEST_SOURCE"], os.environ["TEST_BUILD"] = SOURCE, build
+    os.environ["TUTTI_PLUGIN_PATH"] = os.path.join(build, "plugins")
+    sys.path.insert(0, os.path.join(SOURCE, "tests", "hosts", "support"))
+    import hosts
+    import jobs
+    return hosts, jobs
+
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def measured(hosts, jobs, build, each, calls):
+    """Microseconds of each call: the slowest rank's median."""
+    listed = ",".join(map(str, each))
+    job = jobs.Job(hosts, each, [os.path.join(build, "tests", "support", "traffic"), "timed", listed, *calls], options=["--bind", "none"])
+    statuses = job.end()
+    text = "".join(job.text(node) for node in range(len(each)))
+    if any(statuses):
+        raise SystemExit(f"the job failed: {statuses}\n{text}")
+    times = {}
+    for call, microseconds in re.findall(r"rank \d+ after (\S+): ([0-9.]+) us", text):
+        times.setdefault(call, []).append(float(microseconds))
+    return {call: max(values) for call, values in times.items()}
+
+
+def simulated(build, hosts, each, delay, rate, call):
+    done = subprocess.run([os.path.join(build, "bench", "scale"), "simulate", str(hosts), str(each), "--latency", str(delay * 1e3), "--gbit", str(rate / 1e3),
+                           call], capture_output=True, text=True, check=True)
+    return float(done.stdout.splitlines()[-1].split()[-1])
+
+
+def compare_times(namespaces, jobs, options):
+    print(f"one way {options.delay} ms, {options.rate} Mbit/s per host\n{'hosts':>5} {'call':26} {'measured ms':>12} {'simulated ms':>13} {'ratio':>7}")
+    for count in [int(word) for word in options.hosts.split(",")]:
+        with namespaces.Hosts(count, forward={"delay": options.delay / 2}) as hosts:
+            for host in range(count):
+                if hosts.limit(host, f"{options.rate}mbit"):
+                    raise SystemExit(hosts.limit(host, f"{options.rate}mbit"))
+            found = measured(hosts, jobs, options.build, [1] * count, options.calls)
+        for call in options.calls:
+            said = simulated(options.build, count, 1, options.delay, options.rate, call)
+            print(f"{count:>5} {call:26} {found[call] / 1e3:>12.2f} {said / 1e3:>13.2f} {said / found[call]:>7.2f}", flush=True)
+
+
+def count_ranks(namespaces, jobs, options):
+    """A job of so many ranks: what each holds after an all-reduce, an all-gather and an all-to-all."""
+    count, each = (int(word) for word in options.ranks.split("x"))
+    with namespaces.Hosts(count) as hosts:
+        job = jobs.Job(hosts, [each] * count, [os.path.join(options.build, "tests", "support", "traffic"), "held", ",".join([str(each)] * count), *options.calls],
+                       options=["--bind", "none"], environment={"TUTTI_TIMEOUT": "600"})
+        statuses = job.end()
+        text = "".join(job.text(node) for node in range(count))
+    if any(statuses):
+        raise SystemExit(f"the job failed: {statuses}\n{text[-2000:]}")
+    for call in options.calls:
+        rows = [tuple(map(int, row)) for row in re.findall(rf"after {re.escape(call)}: (\d+) connections, (\d+) descriptors, (\d+) KiB of its own, (\d+) KiB shared", text)]
+        columns = list(zip(*rows))
+        print(f"{count} x {each} {call:26} ranks {len(rows)}: connections {min(columns[0])} to {max(columns[0])}, descriptors {min(columns[1])} to {max(columns[1])}, "
+              f"memory of its own {min(columns[2])} to {max(columns[2])} KiB, shared {min(columns[3])} to {max(columns[3])} KiB", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--build", default="build/release", help="the build folder")
+    parser.add_argument("--delay", type=float, default=20, help="ms that a packet takes from host to host")
+    parser.add_argument("--rate", type=float, default=100, help="Mbit/s that a host sends at most")
+    parser.add_argument("--hosts", default="2,3,4,6", help="numbers of hosts")
+    parser.add_argument("--ranks", help="HOSTSxRANKS: count what the ranks of such a job hold instead")
+    parser.add_argument("calls", nargs="*", default=CALLS)
+    options = parser.parse_args()
+    options.build = os.path.abspath(options.build)
+    namespaces, jobs = modules(options.build)
+    why = namespaces.why_not() or (None if options.ranks else namespaces.no_faults())
+    if why:
+        raise SystemExit(why)
+    if options.ranks:
+        options.calls = options.calls if options.calls != CALLS else ["barrier:u8:0", "all_reduce:f32:2", "all_reduce:f32:1000000", "all_gather:u8:1000"]
+        count_ranks(namespaces, jobs, options)
+    else:
+        compare_times(namespaces, jobs, options)
+
+
+if __name__ == "__main__":
+    main()
