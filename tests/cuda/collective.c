@@ -380,6 +380,48 @@ TEST_GPU(a_mismatch_is_seen_where_one_rank_sends_packets_and_the_others_meet) {
     gpu_private_free(buffer);
 }
 
+/* The named operations of `count` elements for each rank, numbered; symmetric memory of the device. */
+static tutti_status run_named(int number, tutti_group *group, float *in, float *out, size_t count) {
+    size_t size = (size_t)tutti_group_size(group);
+    switch (number) {
+    case 0:
+        return tutti_one_shot_all_reduce(group, in, out, count, TUTTI_F32, TUTTI_SUM, ON_STREAM);
+    case 1:
+        return tutti_two_shot_all_reduce(group, in, count, TUTTI_F32, TUTTI_SUM, ON_STREAM);
+    case 2:
+        return tutti_reduce_scatter_out(group, in, out, 1, count * size, false, TUTTI_F32, TUTTI_SUM, ON_STREAM);
+    default:
+        return tutti_reduce_scatter_out(group, in, out, 2, count * size, true, TUTTI_F32, TUTTI_SUM, ON_STREAM);
+    }
+}
+
+TEST_GPU(named_operations_of_nothing_meet_and_one_rank_alone_is_a_mismatch) {
+    tutti_group *all = tutti_world_group(world);
+    tutti_memory *memory = gpu_symmetric(world, 1 << 16);
+    float *in = tutti_memory_data(memory), *out = gpu_private(1 << 16);
+    for (int number = 0; number < 4; number++) {
+        tutti_group *group;
+        CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &group));
+        CHECK_OK(run_named(number, group, in, out, 64));
+        CHECK_OK(run_named(number, group, in, out, 0));
+        CHECK_OK(run_named(number, group, in, out, 64));
+        CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+        CHECK_OK(tutti_group_check(group));
+        gpu_lockstep(group);
+        tutti_status status = run_named(number, group, in, out, tutti_group_rank(group) == 1 ? 0 : 64);
+        for (int i = 0; i < 3000 && status == TUTTI_OK && tutti_group_size(group) > 1; i++) {
+            usleep(10000);
+            status = tutti_group_check(group);
+        }
+        CHECK_EQ(status, tutti_group_size(group) > 1 ? TUTTI_ERROR_MISMATCH : TUTTI_OK);
+        CHECK_CUDA(gpu.cuStreamSynchronize(stream));
+        tutti_group_release(group);
+        CHECK_OK(tutti_barrier(all, NULL));
+    }
+    gpu_private_free(out);
+    tutti_memory_release(memory);
+}
+
 TEST_GPU(buffers_on_cpu_and_device_do_not_mix) {
     tutti_group *group = tutti_world_group(world);
     tutti_memory *memory = gpu_symmetric(world, 4096);

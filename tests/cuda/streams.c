@@ -4,6 +4,7 @@
  * called. Tests that PyTorch has, too, have their names (rows.c).
  */
 #include <pthread.h>
+#include <tutti/trace.h>
 
 #include "graph.h"
 
@@ -235,6 +236,35 @@ TEST_GPU(a_work_is_joined_to_a_stream_without_the_host_waiting) {
     CHECK(host[0] == (float)(bench.size * (bench.size + 1) / 2) && host[999] == host[0]);
     CHECK_OK(tutti_work_wait(work, 0));
     tutti_work_release(work);
+    end(&bench);
+}
+
+static void *test_until_over(void *work) {
+    for (bool over = false; !over;)
+        CHECK_OK(tutti_work_test(work, &over));
+    return NULL;
+}
+
+TEST_GPU(threads_that_test_one_work_at_once_finish_it_once) {
+    bench bench;
+    begin(&bench, world);
+    float *data = tutti_memory_data(bench.memory);
+    tutti_counters before = TUTTI_COUNTERS_INIT, after = TUTTI_COUNTERS_INIT;
+    CHECK_OK(tutti_barrier(bench.group, NULL));
+    CHECK_OK(tutti_trace_counters(world, "all_reduce", &before));
+    for (int round = 0; round < 100; round++) {
+        tutti_work *work;
+        pthread_t threads[3];
+        CHECK_OK(tutti_all_reduce(bench.group, data, data, 1000, TUTTI_F32, TUTTI_SUM,
+                                  TUTTI_OPTIONS(tutti_call, .stream = bench.first, .work = &work)));
+        for (int i = 0; i < 3; i++)
+            CHECK_EQ(pthread_create(&threads[i], NULL, test_until_over, work), 0);
+        for (int i = 0; i < 3; i++)
+            CHECK_EQ(pthread_join(threads[i], NULL), 0);
+        tutti_work_release(work);
+    }
+    CHECK_OK(tutti_trace_counters(world, "all_reduce", &after));
+    CHECK_EQ(after.calls - before.calls, 100);
     end(&bench);
 }
 
