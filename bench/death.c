@@ -99,11 +99,14 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
 
 /* Kills the victim a while after everybody waits. */
 static pid_t start_killer(report *shared, int ranks) {
-    pid_t killer = fork();
+    pid_t parent = getpid(), killer = fork();
     if (killer != 0)
         return killer;
-    while (atomic_load(&shared->ready) < ranks)
+    while (atomic_load(&shared->ready) < ranks) {
+        if (getppid() != parent) /* the bench was killed */
+            _exit(1);
         usleep(1000);
+    }
     usleep(50000);
     atomic_store(&shared->killed, tu_clock_now());
     kill(atomic_load(&shared->victim_pid), SIGKILL);
