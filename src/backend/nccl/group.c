@@ -18,6 +18,7 @@
 
 #define RETIRE_NS INT64_C(1000000000) /* how long a communicator that is to end may take before it is aborted */
 #define LOOK_NS INT64_C(20000000)     /* between two looks at the liveness of the members */
+#define CAUSE_NS INT64_C(500000000)   /* how long a rank waits for the reason of an error that NCCL reports */
 /* How long a call of NCCL is looked at without sleeping: in its non-blocking mode each one is done by a thread that
  * NCCL starts for it, which takes about 100 us; whoever sleeps meanwhile wakes up as much later again. */
 #define PATIENCE_NS INT64_C(1000000)
@@ -143,6 +144,19 @@ static tutti_status look(const tu_nccl_group *on, int64_t deadline, int64_t *nex
     return TUTTI_OK;
 }
 
+/* Of a call that came back with an error: another rank that stopped it, or died, is the reason, and is told instead.
+ * That one's word may come a moment later than NCCL's. */
+static tutti_status await_cause(const tu_nccl_group *on, int64_t deadline, const char *what) {
+    const tu_backend_host *host = on->nccl->cuda.host;
+    int64_t next_look = 0, until = host->now() + CAUSE_NS;
+    tutti_status status = look(on, deadline, &next_look, what);
+    while (status == TUTTI_OK && host->now() < until) {
+        nanosleep(&(struct timespec){ .tv_nsec = 500000 }, NULL);
+        status = look(on, INT64_MAX, &next_look, what);
+    }
+    return status;
+}
+
 tutti_status tu_nccl_settle(tu_nccl_group *on, ncclResult_t result, int64_t deadline, const char *what) {
     const tu_backend_host *host = on->nccl->cuda.host;
     int64_t next_look = 0, patience = 0;
@@ -164,7 +178,7 @@ tutti_status tu_nccl_settle(tu_nccl_group *on, ncclResult_t result, int64_t dead
             nanosleep(&(struct timespec){ .tv_nsec = 50000 }, NULL);
     }
     if (status == TUTTI_OK && result != ncclSuccess && can_be_stopped(on)) /* it may have been */
-        status = look(on, deadline, &next_look, what);
+        status = await_cause(on, deadline, what);
     if (status == TUTTI_OK && result != ncclSuccess)
         status = tu_nccl_error(on, result, what);
     if (status != TUTTI_OK)
