@@ -18,6 +18,7 @@ from .._library import constants, lib, struct
 from ..buffers import _NUMBERS, _TYPES
 from ..errors import Error, check
 from ..world import World, _drop, _ints, _nanoseconds, _release_here, _sizes, _text
+from . import cuda
 from .work import Work, completer, raise_error
 
 _Call = struct("tutti_call")
@@ -92,14 +93,14 @@ def create(options, backend_options):
 def _refuse(tensor, who):
     if tensor.layout is not torch.strided:
         raise TypeError(f"tutti: {who} of a sparse tensor ({tensor.layout}) is not supported; .to_dense() makes one that is not")
-    if tensor.device.type != "cpu":
-        raise TypeError(f"tutti: {who} of a tensor on {tensor.device}: this backend is for tensors of the CPU")
+    if not tensor.is_cpu and not (tensor.is_cuda and cuda.here):
+        raise TypeError(f"tutti: {who} of a tensor on {tensor.device}: this backend is for {cuda.what}")
     raise TypeError(f"tutti: {who} of {tensor.dtype}: the library has no such element type")
 
 
 def _number(tensor, who):
     number = _DTYPES.get(tensor.dtype)
-    if number is None or not tensor.is_cpu or tensor.layout is not torch.strided:
+    if number is None or tensor.layout is not torch.strided or not (tensor.is_cpu or (tensor.is_cuda and cuda.here)):
         _refuse(tensor, who)
     return number
 
@@ -111,8 +112,10 @@ def _one(tensors, who):
 
 
 def _alike(tensors, who):
-    """All of one element type, the first's."""
+    """All of one element type and on one device, the first's."""
     for tensor in tensors:
+        if tensor.device != tensors[0].device:
+            raise TypeError(f"tutti: {who}: tensors on {tensors[0].device} and {tensor.device} cannot be mixed")
         if tensor.dtype != tensors[0].dtype:
             raise TypeError(f"tutti: {who}: tensors of {tensors[0].dtype} and {tensor.dtype} cannot be mixed")
     return _number(tensors[0], who)
@@ -238,10 +241,10 @@ class ProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self):
-        return [torch.device("cpu")]
+        return [torch.device("cpu"), torch.device("cuda")] if cuda.here else [torch.device("cpu")]
 
     def _get_backend(self, device):
-        if device.type != "cpu":
+        if device.type != "cpu" and not (device.type == "cuda" and cuda.here):
             raise RuntimeError(f"tutti: this process group has no backend for {device.type}")
         return self
 
@@ -289,6 +292,10 @@ class ProcessGroup(dist.ProcessGroup):
         """Runs a collective now and returns None where PyTorch would only wait for it, else starts it."""
         seconds = _seconds(options.timeout)
         waits = not getattr(options, "asyncOp", True)
+        if cuda.here and (tensor := cuda.first(kept, result)) is not None:
+            if self._handle is None:
+                raise dist.DistBackendError("tutti: this process group was destroyed")
+            return cuda.run(self, function, arguments, tensor, _nanoseconds(seconds), waits, result, kept, finish)
         call = _Call(timeout_ns=_nanoseconds(seconds)) if seconds or not waits else self._plain
         if self._handle is None:
             raise dist.DistBackendError("tutti: this process group was destroyed")
@@ -323,6 +330,8 @@ class ProcessGroup(dist.ProcessGroup):
         if status:
             raise_error(status)
         noted = _Call(batch=batch.value)
+        if cuda.here and (tensor := cuda.first(kept, result)) is not None:
+            cuda.place(noted, tensor)
         for function, arguments in calls:
             status = function(self._handle, *arguments, ctypes.byref(noted))
             if status:
@@ -525,12 +534,17 @@ class ProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors, dstRank, tag=0):
         source = _dense(_one(tensors, "send"))
+        if source.is_cuda and cuda.here:
+            return cuda.run(self, lib.tutti_send, (source.data_ptr(), source.numel(), _number(source, "send"), dstRank, tag), source, 0, False, tensors, source,
+                            None)
         return self._start(lib.tutti_send, (source.data_ptr(), source.numel(), _number(source, "send"), dstRank, tag), _Call(), tensors, source, alone=True)
 
     def recv(self, tensors, srcRank, tag=0):
         tensor = _one(tensors, "recv")
         number = _number(tensor, "recv")
         target, finish = _writable(tensor)
+        if target.is_cuda and cuda.here:
+            return cuda.run(self, lib.tutti_recv, (target.data_ptr(), target.numel(), number, srcRank, tag), target, 0, False, tensors, target, finish)
         received = _Received()
         work = self._start(lib.tutti_recv, (target.data_ptr(), target.numel(), number, srcRank, tag), _Call(received=ctypes.addressof(received)), tensors,
                            (target, received), finish, alone=True)
