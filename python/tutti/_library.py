@@ -52,6 +52,21 @@ def _load(name):
         raise ImportError(f"tutti: {soname} cannot be loaded: {error}") from None
 
 
+def _load_needed():
+    """What a wheel has for the tensor library (OpenBLAS and what it needs), in whatever order one needs the other: once loaded, it is found by its name."""
+    waiting = [path for path in sorted((pathlib.Path(__file__).parent / "lib" / "needed").glob("*.so*")) if path.suffix != ".licence"]
+    while waiting:
+        left = []
+        for path in waiting:
+            try:
+                ctypes.CDLL(str(path))
+            except OSError:
+                left.append(path)
+        if len(left) == len(waiting):
+            return  # the tensor library tells what it does not find
+        waiting = left
+
+
 class _Lib:
     """Attributes are the C functions."""
 
@@ -79,6 +94,7 @@ def load_tensors():
     """The tensor library, which is loaded when it is first needed."""
     global _tensors
     if _tensors is None:
+        _load_needed()
         _tensors = _load("tutti-tensor")
     return _tensors
 

@@ -2,7 +2,6 @@
 """Worlds, groups and what they do together."""
 from __future__ import annotations
 
-import asyncio
 import collections
 import ctypes
 import operator
@@ -112,6 +111,7 @@ class Work:
         return self.result
 
     def __await__(self) -> Any:
+        import asyncio  # late, since it takes long
         return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
 
 

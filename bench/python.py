@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed on Tutti beside gloo, in the same processes, in turns: all_reduce of several sizes, a step of DDP and one of FSDP2.
+"""torch.distributed on Tutti beside gloo, in the same processes, in turns: all_reduce of several sizes, a step of DDP and one of FSDP2. Then what Python itself
+costs: an import, one call by ctypes, an operator on tensors.
 
-    PYTHONPATH=build/release/python python3 bench/torch_backend.py [--ranks 2] [--rounds 9] [--sizes 8,4096,1048576,67108864] [--steps]
+    PYTHONPATH=build/release/python python3 bench/python.py [--ranks 2] [--rounds 9] [--sizes 8,4096,1048576,67108864] [--steps] [--calls]
 """
 import argparse
 import datetime
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -86,12 +89,47 @@ def main(rank, options, meet):
     dist.destroy_process_group()
 
 
+def best(function, count=5000, rounds=9):
+    """Microseconds of a call, in the quickest round: what the machine can do."""
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        for _ in range(count):
+            function()
+        times.append((time.perf_counter() - begin) / count)
+    return min(times) * 1e6
+
+
+def calls():
+    import ctypes
+
+    import tutti
+    from tutti import tensor as tt
+    from tutti._library import constants, lib
+    program = "import time; begin = time.perf_counter(); import {}; print(time.perf_counter() - begin)"
+    for name in ("tutti", "tutti.tensor"):
+        seconds = sorted(float(subprocess.run([sys.executable, "-c", program.format(name)], capture_output=True, text=True, check=True).stdout) for _ in range(9))
+        print(f"import {name:17} {seconds[4] * 1e3:12.1f} ms")
+    x, y, z = tt.ones(4), tt.ones(4), torch.ones(4)
+    with tutti.World() as world:
+        print(f"{'a C function':24} {best(lib.tt_error_pending):12.2f} us")
+        plain = ctypes.c_float(1)
+        arguments = world.group._handle, ctypes.byref(plain), ctypes.byref(plain), 1, constants["TUTTI_F32"], constants["TUTTI_SUM"], None
+        print(f"{'all_reduce by ctypes':24} {best(lambda: lib.tutti_all_reduce(*arguments)):12.2f} us  (one rank)")
+        print(f"{'Group.all_reduce':24} {best(lambda: world.group.all_reduce(z)):12.2f} us  (one rank)")
+    print(f"{'a + b of 4 numbers':24} {best(lambda: x + y):12.2f} us {best(lambda: z + z):12.2f} us by PyTorch")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--sizes", default="8,4096,1048576,67108864")
     parser.add_argument("--steps", action="store_true", help="also steps of DDP and FSDP2")
+    parser.add_argument("--calls", action="store_true", help="only what imports and calls cost")
     given = parser.parse_args()
+    if given.calls:
+        calls()
+        sys.exit(0)
     with tempfile.TemporaryDirectory() as folder:
         multiprocessing.spawn(main, (given, folder + "/meet"), given.ranks)
