@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed on Tutti with tensors on a GPU: every call gives what gloo gives for the same tensors on the CPU, in PyTorch's streams. Ranks share one GPU."""
 import datetime
+import faulthandler
 import os
 import pathlib
 import sys
@@ -20,7 +21,7 @@ except ImportError:
     skip("PyTorch is not installed (make test-peers installs it)")
 if not torch.cuda.is_available():
     skip("there is no GPU, or PyTorch has no CUDA")
-LIMIT = datetime.timedelta(seconds=60)
+LIMIT = datetime.timedelta(seconds=float(os.environ.get("TEST_LIMIT", 60)))
 
 
 def data(rank, shape, dtype=torch.float32, salt=0):
@@ -33,7 +34,7 @@ def same(ours, theirs):
     torch.testing.assert_close(ours.cpu(), theirs, rtol=0.02 if theirs.dtype.itemsize == 2 else 1e-6, atol=0.02 if theirs.dtype.itemsize == 2 else 1e-6)
 
 
-def collectives(rank, size, gloo):
+def reductions(rank, size, gloo):
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64):
         for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
             for length in (5, 100_000):
@@ -42,6 +43,9 @@ def collectives(rank, size, gloo):
                 dist.all_reduce(ours, op)
                 dist.all_reduce(theirs, op, group=gloo)
                 same(ours, theirs)
+
+
+def moves(rank, size, gloo):
     mine = data(rank, (4, 3))
     whole = torch.cat([data(other, (4, 3)) for other in range(size)])
     parts = [torch.empty(4, 3, device="cuda") for _ in range(size)]
@@ -61,15 +65,26 @@ def collectives(rank, size, gloo):
     same(exchanged, torch.cat([torch.arange(2.0) + 2 * rank + 100 * other for other in range(size)]))
     dist.all_reduce(column := mine.cuda().t())  # not dense in its own order
     same(column, sum(data(other, (4, 3)) for other in range(size)).t())
+    raises(TypeError, dist.all_gather, [torch.empty(1)] * size, torch.ones(1, device="cuda"))
+
+
+def several_at_once(rank, size, gloo):
     several = [data(rank, (3,), salt=i).cuda() for i in range(3)]
     dist.all_reduce_coalesced(several)
     for i, tensor in enumerate(several):
         same(tensor, sum(data(other, (3,), salt=i) for other in range(size)))
-    got = torch.empty(4, 3, device="cuda")
+
+
+def messages(rank, size, gloo):
+    mine, got = data(rank, (4, 3)), torch.empty(4, 3, device="cuda")
+    dist.all_reduce(torch.ones(1, device="cuda"))  # a group has to be used on the device before its first message
     requests = dist.batch_isend_irecv([dist.P2POp(dist.isend, mine.cuda(), (rank + 1) % size), dist.P2POp(dist.irecv, got, (rank - 1) % size)])
     for request in requests:
         request.wait()
     same(got, data((rank - 1) % size, (4, 3)))
+
+
+def groups(rank, size, gloo):
     pair = dist.new_group([0, 1])
     if rank < 2:
         dist.all_reduce(few := torch.ones(3, device="cuda"), group=pair)
@@ -77,7 +92,6 @@ def collectives(rank, size, gloo):
     objects = [None] * size
     dist.all_gather_object(objects, {"rank": rank})
     assert [entry["rank"] for entry in objects] == list(range(size))
-    raises(TypeError, dist.all_gather, [torch.empty(1)] * size, torch.ones(1, device="cuda"))
     dist.barrier()
 
 
@@ -134,6 +148,7 @@ def models(rank, size, gloo):
 
 
 def _rank(rank, size, path, names):
+    faulthandler.dump_traceback_later(1.5 * LIMIT.total_seconds(), exit=True)  # where it hangs
     import tutti.torch
     assert tutti.torch._cuda.here, "the plug-in was not found"
     torch.cuda.set_device(0)
@@ -141,6 +156,9 @@ def _rank(rank, size, path, names):
     gloo = dist.new_group(backend="gloo")
     for name in names:
         globals()[name](rank, size, gloo)
+        torch.cuda.synchronize()
+        if rank == 0:
+            print(f"        {name} with {size} ranks", flush=True)
     dist.destroy_process_group()
 
 
@@ -150,8 +168,8 @@ def _with(size, *names):
 
 
 def collectives_are_those_of_gloo():
-    _with(2, "collectives")
-    _with(4, "collectives")
+    for size in (2, 4):
+        _with(size, "reductions", "moves", "several_at_once", "messages", "groups")
 
 
 def streams_are_pytorchs():

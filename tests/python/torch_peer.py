@@ -391,6 +391,22 @@ def compiled(rank, size, gloo):
     same(fast(x), function(x) + 0)
 
 
+def scaled(rank, size, name):
+    """f8 with scales, beside the same numbers in f32."""
+    narrow, rows, depth, columns = torch.float8_e4m3fn, 4, 16, 8
+    A = [data(other, (rows, depth), torch.float32, 31).to(narrow) for other in range(size)]
+    B = data(9, (columns, depth), torch.float32, 32).to(narrow).t()  # as torch._scaled_mm wants it
+    a_scales, b_scale = [torch.full((rows, 1), 0.5 + other) for other in range(size)], torch.rand(1, columns, generator=torch.Generator().manual_seed(3)) + 0.5
+    gathered, (product,) = torch.ops.symm_mem.fused_all_gather_scaled_matmul(A[rank], [B], a_scales[rank], [b_scale], 0, name, [None], [None], [torch.bfloat16], [False])
+    wanted = (torch.cat(A).float() * torch.cat(a_scales)) @ (B.float() * b_scale)
+    assert product.dtype == torch.bfloat16 and torch.equal(gathered.float(), torch.cat(A).float())
+    torch.testing.assert_close(product.float(), wanted, rtol=0.02, atol=0.05)
+    wide = [data(other, (rows * size, depth), torch.float32, 33).to(narrow) for other in range(size)]
+    part = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter(wide[rank], B, torch.tensor(0.5), torch.tensor(2.0), "sum", 0, 0, name, [rows * size, columns],
+                                                                 out_dtype=torch.float32)
+    torch.testing.assert_close(part, sum(each.float() @ B.float() for each in wide).chunk(size)[rank], rtol=1e-3, atol=1e-3)
+
+
 def symmetric(rank, size, gloo):
     import tutti.torch.symm_mem as symm_mem
     name = dist.group.WORLD.group_name
@@ -432,6 +448,7 @@ def symmetric(rank, size, gloo):
     summed = torch.stack([each @ B for each in wide]).sum(0)
     for dim in (0, 1):
         same(torch.ops.symm_mem.fused_matmul_reduce_scatter(wide[rank], B, "sum", dim, name), summed.chunk(size, dim)[rank])
+    scaled(rank, size, name)
     meta = torch.ops.tutti.fused_matmul_reduce_scatter(wide[rank].to("meta"), B.to("meta"), "sum", 1, name)
     assert meta.shape == (2 * size, 3, 5)
     # Gradients: a column-wise and a row-wise layer, against the same on one rank.

@@ -349,12 +349,26 @@ def _fused_matmul_reduce_scatter(A, B, reduce_op, scatter_dim, group_name):
     return total.to(A.dtype).view(moved.shape[0] // size, *moved.shape[1:-1], -1).movedim(0, scatter_dim)
 
 
+def _fused_all_gather_scaled_matmul(A, Bs, A_scale, B_scales, gather_dim, group_name, biases, result_scales, out_dtypes, use_fast_accum):
+    from . import scaled
+    return scaled.all_gather_scaled_matmul(_resolve(group_name), A, Bs, A_scale, B_scales, gather_dim, biases, result_scales, out_dtypes)
+
+
+def _fused_scaled_matmul_reduce_scatter(A, B, A_scale, B_scale, reduce_op, orig_scatter_dim, scatter_dim_after_maybe_reshape, group_name, output_shape, bias=None,
+                                        result_scale=None, out_dtype=None, use_fast_accum=False):
+    from . import scaled
+    return scaled.scaled_matmul_reduce_scatter(_resolve(group_name), A, B, A_scale, B_scale, reduce_op, orig_scatter_dim, scatter_dim_after_maybe_reshape,
+                                               output_shape, bias, result_scale, out_dtype)
+
+
 _kernels = torch.library.Library("symm_mem", "IMPL", "CPU")
 for _name, _function in {"one_shot_all_reduce": _one_shot, "one_shot_all_reduce_out": _one_shot_out, "one_shot_all_reduce_copy": _one_shot_copy,
                          "one_shot_all_reduce_copy_out": _one_shot_copy_out, "two_shot_all_reduce_": _two_shot, "two_shot_all_reduce_out": _two_shot_out,
                          "reduce_scatter_out": _reduce_scatter_out, "_low_contention_all_gather": _low_contention_all_gather,
                          "_low_contention_reduce_scatter": _low_contention_reduce_scatter, "get_remote_tensors": _get_remote_tensors,
-                         "fused_all_gather_matmul": _fused_all_gather_matmul, "fused_matmul_reduce_scatter": _fused_matmul_reduce_scatter}.items():
+                         "fused_all_gather_matmul": _fused_all_gather_matmul, "fused_matmul_reduce_scatter": _fused_matmul_reduce_scatter,
+                         "fused_all_gather_scaled_matmul": _fused_all_gather_scaled_matmul,
+                         "fused_scaled_matmul_reduce_scatter": _fused_scaled_matmul_reduce_scatter}.items():
     if hasattr(torch.ops.symm_mem, _name):  # versions differ
         _kernels.impl(_name, _function)
 
