@@ -18,6 +18,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <tutti/store.h>
+
 #include "agent_inner.h"
 #include "base/clock.h"
 #include "base/thread.h"
@@ -145,7 +147,10 @@ bool agent_ended_from_outside(const agent *this, int wait_status) {
 
 static void note_end(agent *this, const tu_frame *frame) {
     char text[384];
+    bool told = tu_news_of(this->news, frame->rank) != TU_NEWS_RUNS; /* to the hub that was before this one */
     tu_news_rank_ended(this->news, frame->rank, frame->pid, frame->status);
+    if (told)
+        return;
     if (frame->status == 0 || !this->options.survive || !this->first_known ||
         agent_ended_from_outside(this, frame->status))
         return;
@@ -255,10 +260,12 @@ static void lose_node(agent *this, agent_peer *peer, const char *why) {
     }
 }
 
-/* An agent has lost the hub: nobody can tell it who goes on. */
-static void lose_hub(agent *this, agent_peer *hub, const char *why) {
-    agent_peer_close(hub);
+/* An agent has lost the hub, and nobody takes its place: nobody can tell it who goes on. */
+static void give_up(agent *this, const char *why) {
+    this->electing = false;
     this->hub_lost = true;
+    for (int i = 0; i < this->second_count; i++) /* nobody needs to wait for this one */
+        agent_peer_close(&this->seconds[i]);
     tu_news_alone(this->news, why);
     for (int node = 0; node < this->options.nodes; node++)
         if (node != this->options.node)
@@ -268,6 +275,126 @@ static void lose_hub(agent *this, agent_peer *hub, const char *why) {
         "they cannot know who goes on\n",
         this->options.meet.host, why);
     stop_all(this, why);
+}
+
+/* ---- another hub ---- */
+
+static void lose_hub(agent *this, agent_peer *hub, const char *why) {
+    agent_peer_close(hub);
+    agent_peer *deputy = agent_is_deputy(this) || this->second_count == 0 ? NULL : &this->seconds[0];
+    if (this->second_count == 0 || this->stopping || (deputy != NULL && !linked(deputy))) {
+        give_up(this, why);
+        return;
+    }
+    snprintf(this->why_orphaned, sizeof this->why_orphaned, "%s", why);
+    this->electing = true;
+    this->elect_until = tu_deadline(2 * this->options.silence_ns);
+    this->orphans[this->options.node] = true;
+    tu_news_elect(this->news);
+    if (deputy != NULL)
+        tu_link_put(&deputy->link, &(tu_frame){ .kind = TU_FRAME_ORPHAN, .node = this->options.node });
+}
+
+static int ranks_of_orphans(const agent *this) {
+    int count = 0;
+    for (int node = 0; node < this->options.nodes; node++)
+        count += this->orphans[node] ? this->ranks[node] : 0;
+    return count;
+}
+
+/* The same if all that the deputy still hears should lose the hub too. */
+static int ranks_at_most(const agent *this) {
+    int count = ranks_of_orphans(this);
+    for (int node = 0; node < this->second_count; node++)
+        count += linked(&this->seconds[node]) && !this->orphans[node] ? this->ranks[node] : 0;
+    return count;
+}
+
+static bool serve_store(agent *this) {
+    tutti_tcp_store_options options = TUTTI_TCP_STORE_OPTIONS_INIT;
+    options.listen_fd = this->store.descriptor[0];
+    options.trust_network = true; /* asked when it began to listen */
+    if (tu_auth_available() && this->options.secret.bytes > 0) {
+        options.secret = this->options.secret.data;
+        options.secret_bytes = this->options.secret.bytes;
+    }
+    return tutti_store_serve(this->deputy_host, 0, &options, &this->second_store) == TUTTI_OK;
+}
+
+/* The deputy becomes the hub of those that have lost it. The others are with it, or nowhere. */
+static void take_over(agent *this) {
+    if (!serve_store(this)) {
+        give_up(this, tutti_error_message());
+        return;
+    }
+    free(this->peers);
+    this->peers = this->seconds;
+    this->peer_count = this->second_count;
+    this->seconds = NULL;
+    this->second_count = 0;
+    this->electing = false;
+    this->options.hub = true;
+    this->first_known = true;
+    this->first_status = 1;
+    memset(this->told, 0, (size_t)this->options.ranks * sizeof *this->told); /* the others may not have heard of all */
+    tell(this, &(tu_frame){ .kind = TU_FRAME_TAKEOVER }, -2);
+    tu_news_moved(this->news, this->deputy_host, this->deputy_store);
+    say(this, -1, "tutti run: lost the launcher of node 0: %.200s. %d of %d ranks have, and go on with this one\n",
+        this->why_orphaned, ranks_of_orphans(this), this->size);
+    for (int node = 0; node < this->options.nodes; node++) {
+        this->peers[node].heard = tu_clock_now();
+        if (node != this->options.node && !this->orphans[node])
+            lose_node(this, &this->peers[node],
+                      node == 0 ? this->why_orphaned : "it has not lost node 0, which is lost here");
+    }
+}
+
+/* The deputy waits until all that it can hear have said so, or some time has passed. */
+static void look_at_election(agent *this) {
+    if (!this->electing)
+        return;
+    int64_t now = tu_clock_now();
+    if (agent_is_deputy(this) && 2 * ranks_of_orphans(this) > this->size) {
+        bool all = true;
+        for (int node = 0; node < this->second_count; node++)
+            all = all && (!linked(&this->seconds[node]) || this->orphans[node]);
+        if (all || now >= this->elect_until - this->options.silence_ns) {
+            take_over(this);
+            return;
+        }
+    }
+    bool hopeless = agent_is_deputy(this) ? 2 * ranks_at_most(this) <= this->size : !linked(&this->seconds[0]);
+    if (hopeless || now >= this->elect_until)
+        give_up(this, this->why_orphaned);
+}
+
+/* The deputy holds the job together now: it hears once more of what has ended here. */
+static void follow_deputy(agent *this) {
+    agent_peer_close(&this->peers[0]);
+    this->peers[0] = this->seconds[0];
+    this->peers[0].heard = tu_clock_now();
+    this->second_count = 0;
+    this->electing = false;
+    this->failure_told = this->done_told = false;
+    memset(this->told, 0, (size_t)this->options.ranks * sizeof *this->told);
+    snprintf(this->options.meet.host, sizeof this->options.meet.host, "%s", this->deputy_host);
+    tu_news_moved(this->news, this->deputy_host, this->deputy_store);
+    say(this, -1, "tutti run: lost the launcher of node 0: %.200s. The job goes on with that of node %d\n",
+        this->why_orphaned, AGENT_DEPUTY);
+}
+
+static void hear_second(agent *this, agent_peer *peer) {
+    bool there = agent_peer_read(peer), followed = false;
+    for (tu_frame frame; !followed && tu_link_take(&peer->link, &frame);) {
+        if (frame.kind == TU_FRAME_ORPHAN && agent_is_deputy(this))
+            this->orphans[peer->node] = true;
+        else if (frame.kind == TU_FRAME_TAKEOVER && this->electing) {
+            follow_deputy(this);
+            followed = true;
+        }
+    }
+    if (!followed && (!there || peer->link.state == TU_LINK_BROKEN))
+        agent_peer_close(peer);
 }
 
 static void lose(agent *this, agent_peer *peer, const char *why) {
@@ -453,6 +580,7 @@ static void pass_signals(agent *this) {
 static void keep_time(agent *this) {
     int64_t now = tu_clock_now();
     tu_news_beat(this->news);
+    look_at_election(this);
     if (now >= this->beat_at) {
         this->beat_at = now + this->options.silence_ns / BEATS;
         tell(this, &(tu_frame){ .kind = TU_FRAME_BEAT }, -2);
@@ -534,7 +662,13 @@ static void say_goodbye(agent *this) {
 /* ---- the thread ---- */
 
 static void wait_and_hear(agent *this) {
-    struct pollfd polled[this->peer_count + 2];
+    int seconds = this->second_count, all = this->peer_count + seconds;
+    struct pollfd polled[all + 2];
+    for (int i = 0; i < seconds; i++)
+        polled[2 + this->peer_count + i] = (struct pollfd){
+            .fd = this->seconds[i].descriptor,
+            .events = (short)(POLLIN | (this->seconds[i].link.out_used > 0 ? POLLOUT : 0)),
+        };
     polled[0] = (struct pollfd){ .fd = this->wake, .events = POLLIN };
     polled[1] = (struct pollfd){ .fd = this->woken, .events = POLLIN };
     for (int i = 0; i < this->peer_count; i++) {
@@ -543,7 +677,7 @@ static void wait_and_hear(agent *this) {
                                          .events = (short)(POLLIN | (peer->link.out_used > 0 ? POLLOUT : 0)) };
     }
     int64_t before = tu_clock_now();
-    poll(polled, (nfds_t)this->peer_count + 2, (int)(this->options.silence_ns / BEATS / TU_MILLISECOND));
+    poll(polled, (nfds_t)all + 2, (int)(this->options.silence_ns / BEATS / TU_MILLISECOND));
     forgive_own_silence(this, before);
     for (int i = 0; i < 2; i++)
         if (polled[i].revents != 0)
@@ -551,6 +685,10 @@ static void wait_and_hear(agent *this) {
     for (int i = 0; i < this->peer_count && !this->over; i++)
         if (polled[2 + i].revents != 0 && linked(&this->peers[i]))
             hear_peer(this, &this->peers[i]);
+    int first = all - seconds + 2;
+    for (int i = 0; i < this->second_count && i < seconds && !this->over; i++)
+        if (polled[first + i].revents != 0 && this->seconds[i].descriptor >= 0)
+            hear_second(this, &this->seconds[i]);
 }
 
 static void *talk(void *argument) {
@@ -564,6 +702,8 @@ static void *talk(void *argument) {
         look_at_job(this);
         for (int i = 0; i < this->peer_count; i++)
             agent_peer_flush(&this->peers[i]);
+        for (int i = 0; i < this->second_count; i++)
+            agent_peer_flush(&this->seconds[i]);
         if (!this->over)
             wait_and_hear(this);
     }
@@ -593,7 +733,11 @@ void agent_close(agent *this) {
         pthread_join(this->thread, NULL);
     for (int i = 0; this->peers != NULL && i < this->peer_count; i++)
         agent_peer_close(&this->peers[i]);
+    for (int i = 0; this->seconds != NULL && i < this->second_count; i++)
+        agent_peer_close(&this->seconds[i]);
     tu_store_listen_end(&this->listeners);
+    tu_store_listen_end(&this->standby);
+    tutti_store_release(this->second_store);
     char text[640];
     for (int rank; agent_next(this, text, sizeof text, &rank);)
         continue;
@@ -602,6 +746,8 @@ void agent_close(agent *this) {
         close(this->news_descriptor);
     tu_secret_wipe(&this->options.secret);
     free(this->told);
+    free(this->orphans);
+    free(this->seconds);
     free(this->peers);
     free(this->ranks);
     free(this->hosts);

@@ -8,8 +8,10 @@
  *                                   was the first, stops the others, and tells all what to exit with
  *
  * An agent whose link closes, or that is silent for TUTTI_HOST_TIMEOUT, is lost with its host. What is left goes on
- * where the user asked for it (--survive) and where more than half of the ranks are with the hub, or just half; an
- * agent that has lost the hub stops its ranks, so that no two parts of a job go on.
+ * where the user asked for it (--survive) and where more than half of the ranks are with the hub, or just half. Agents
+ * that have lost the hub tell the deputy, node 1: when they and it have more than half of the ranks, it becomes the
+ * hub, with a store of its own. Who is in neither part stops its ranks. Nobody is in two, since an agent that has lost
+ * the hub closes its link to it.
  */
 #ifndef TUTTI_TOOL_AGENT_H
 #define TUTTI_TOOL_AGENT_H
@@ -34,6 +36,7 @@ typedef struct agent_options {
     int64_t deadline;   /* for meeting */
     int64_t connect_ns; /* how long the hub may be unreachable; 0: until the deadline */
     int64_t silence_ns; /* TUTTI_HOST_TIMEOUT */
+    bool replaceable;   /* the hub is a launcher among others, so that another can take its place (--survive) */
     int signals;        /* signalfd: a signal that ends ends the meeting */
 } agent_options;
 

@@ -29,6 +29,8 @@ typedef struct agent_line {
     char text[640];
 } agent_line;
 
+#define AGENT_DEPUTY 1 /* the node that takes the hub's place: the first after it */
+
 struct agent {
     agent_options options;
     tu_listeners listeners, store;
@@ -41,6 +43,18 @@ struct agent {
     int master_port;
     tu_news *news;
     int news_descriptor;
+
+    /* Who holds together what is left when the hub is lost. Links to it are made with those to the hub. */
+    tu_listeners standby;
+    agent_peer *seconds; /* the deputy: [node]; else one, the deputy */
+    int second_count;
+    char deputy_host[64];
+    int deputy_port, deputy_store;
+    bool electing; /* the hub is lost; until elect_until others may say so too */
+    bool *orphans; /* [node]: it has lost the hub */
+    int64_t elect_until;
+    char why_orphaned[256];
+    struct tutti_store *second_store; /* that the deputy serves */
 
     /* The thread's, once it runs. */
     pthread_t thread;
@@ -78,5 +92,12 @@ bool agent_peer_read(agent_peer *peer);
 /* Writes what can be written. */
 void agent_peer_flush(agent_peer *peer);
 void agent_peer_close(agent_peer *peer);
+/* Listens, where this is the deputy. 0, or what to exit with. */
+int agent_listen_as_deputy(agent *agent);
+/* Makes the links between the deputy and the others, once the plan is known. 0, or what to exit with. */
+int agent_meet_deputy(agent *agent);
+/* Whether there is a deputy, and whether this is it. */
+bool agent_has_deputy(const agent *agent);
+bool agent_is_deputy(const agent *agent);
 
 #endif

@@ -371,6 +371,7 @@ static int meet_others(run_launcher *launcher, const char *cannot, job_variables
                               .deadline = tu_deadline(tu_settings_number(&settings, TU_SETTING_TIMEOUT)),
                               .connect_ns = launcher->silent ? 10 * TU_SECOND : 0, /* it was there before this one */
                               .silence_ns = tu_settings_number(&settings, TU_SETTING_HOST_TIMEOUT),
+                              .replaceable = !launcher->silent, /* else whoever started all is lost with the hub */
                               .signals = launcher->signals };
     tu_settings_free(&settings);
     int result = options.silence_ns < 10 * TU_MILLISECOND

@@ -604,6 +604,10 @@ static tutti_status prepare_once(device_executor *executor, tutti_group *group, 
     if (atomic_load_explicit(&executor->prepared, memory_order_relaxed) == NULL) {
         void *prepared = NULL;
         status = executor->table->prepare(executor->state, group, &index, deadline, &prepared);
+        if (status == TUTTI_ERROR_UNSUPPORTED && !group->local)
+            tu_error_append(
+                ". Between hosts memory of a GPU goes by the plug-ins tutti-nccl and tutti-nvshmem: open one "
+                "of them (tutti_backend_open) before the group is first used");
         executor->device_index = index;
         atomic_store_explicit(&executor->prepared, prepared,
                               memory_order_release); /* pairs with the acquires of the steps */

@@ -24,21 +24,24 @@
 #include "store/auth.h"
 
 typedef enum tu_frame_kind {
-    TU_FRAME_HELLO = 1, /* agent: node, count ranks of its own, status nodes, flags; text: version and host name */
+    TU_FRAME_HELLO = 1, /* agent: node, count ranks of its own, status nodes, flags; text: version and host name; of the
+                           deputy pid, rank: ports for agents and for the store, should it become the hub */
     TU_FRAME_REFUSED,   /* hub: text says why; then the link closes */
-    TU_FRAME_NODE,      /* hub: node, its count ranks; text: its host name */
-    TU_FRAME_PLAN,      /* hub, after the nodes: count ranks in all, status: port of the store, pid: port for PyTorch;
-                           text: PyTorch's address, "" for the one at which the hub was reached */
-    TU_FRAME_ENDED,     /* rank, pid, status: wait status */
-    TU_FRAME_FAILED,    /* node's first failure: rank, pid, status, flags */
-    TU_FRAME_FIRST,     /* hub: the job's first failure: rank (-1: a node was lost), pid, status; text says it */
-    TU_FRAME_SIGNAL,    /* status: a signal for all ranks */
-    TU_FRAME_BEAT,      /* still here */
-    TU_FRAME_LOST,      /* hub: node is out of reach; text says why */
-    TU_FRAME_STOP,      /* hub: all ranks are to be stopped; text says why */
-    TU_FRAME_DONE,      /* agent: all its ranks have ended; status: 0, or 126, 127: they could not be started, as text
-                           says */
-    TU_FRAME_FINISH,    /* hub: the job is over; status: what to exit with */
+    TU_FRAME_NODE,   /* hub: node, its count ranks; text: its host name, and its address; pid, rank: as in its hello */
+    TU_FRAME_PLAN,   /* hub, after the nodes: count ranks in all, status: port of the store, pid: port for PyTorch;
+                        text: PyTorch's address, "" for the one at which the hub was reached */
+    TU_FRAME_ENDED,  /* rank, pid, status: wait status */
+    TU_FRAME_FAILED, /* node's first failure: rank, pid, status, flags */
+    TU_FRAME_FIRST,  /* hub: the job's first failure: rank (-1: a node was lost), pid, status; text says it */
+    TU_FRAME_SIGNAL, /* status: a signal for all ranks */
+    TU_FRAME_BEAT,   /* still here */
+    TU_FRAME_LOST,   /* hub: node is out of reach; text says why */
+    TU_FRAME_STOP,   /* hub: all ranks are to be stopped; text says why */
+    TU_FRAME_DONE,   /* agent: all its ranks have ended; status: 0, or 126, 127: they could not be started, as text
+                        says */
+    TU_FRAME_FINISH, /* hub: the job is over; status: what to exit with */
+    TU_FRAME_ORPHAN, /* agent, to the deputy: node has lost the hub */
+    TU_FRAME_TAKEOVER, /* deputy, to those: it is the hub now */
     TU_FRAME_KINDS
 } tu_frame_kind;
 

@@ -19,7 +19,7 @@
 #include "base/clock.h"
 
 #define MAGIC UINT64_C(0x3153574e49545554) /* "TUTINWS1" */
-#define VERSION 2
+#define VERSION 3
 #define HOST_BYTES 64
 #define WHY_BYTES 160
 #ifndef F_SEAL_FUTURE_WRITE
@@ -48,6 +48,10 @@ typedef struct page {
     _Atomic int64_t beat;                     /* tu_clock_now of the agent; a hint about time, relaxed */
     _Atomic uint32_t alone;                   /* release, pairs with tu_news_cut_off: then why_alone is there */
     char why_alone[WHY_BYTES];
+    _Atomic uint32_t electing;
+    _Atomic uint32_t moves; /* release, pairs with tu_news_store: then the store's place is there; once only */
+    char store_host[HOST_BYTES];
+    int32_t store_port;
     _Alignas(64) unsigned char tables[]; /* nodes, then ranks */
 } page;
 
@@ -56,6 +60,9 @@ struct tu_news {
     size_t bytes;
     node_news *nodes;
     rank_news *ranks;
+    /* Of this process alone, hints about time, relaxed: when it last looked at the agent's beat, and until when it
+     * forgives silence, since it stood still itself. */
+    _Atomic int64_t looked, lenient_until;
 };
 
 static size_t bytes_of(int nodes, int ranks) {
@@ -70,6 +77,7 @@ static tutti_status take(page *mapped, size_t bytes, tu_news **news) {
     }
     node_news *nodes = (node_news *)(void *)mapped->tables;
     *made = (tu_news){ mapped, bytes, nodes, (rank_news *)(void *)(nodes + mapped->nodes) };
+    atomic_init(&made->looked, tu_clock_now());
     *news = made;
     return TUTTI_OK;
 }
@@ -154,9 +162,21 @@ void tu_news_node_lost(tu_news *news, int node, const char *why) {
             depart(news, &news->ranks[rank], TU_NEWS_LOST);
 }
 
+void tu_news_elect(tu_news *news) {
+    atomic_store_explicit(&news->page->electing, 1, memory_order_release); /* pairs with tu_news_electing */
+}
+
+void tu_news_moved(tu_news *news, const char *host, int port) {
+    snprintf(news->page->store_host, HOST_BYTES, "%s", host);
+    news->page->store_port = port;
+    atomic_fetch_add_explicit(&news->page->moves, 1, memory_order_release); /* pairs with tu_news_store */
+    atomic_store_explicit(&news->page->electing, 0, memory_order_release);
+}
+
 void tu_news_alone(tu_news *news, const char *why) {
     snprintf(news->page->why_alone, WHY_BYTES, "%s", why);
     atomic_store_explicit(&news->page->alone, 1, memory_order_release); /* pairs with tu_news_cut_off */
+    atomic_store_explicit(&news->page->electing, 0, memory_order_release);
 }
 
 /* ---- ranks ---- */
@@ -210,8 +230,28 @@ uint32_t tu_news_departures(const tu_news *news) {
     return atomic_load_explicit(&news->page->departures, memory_order_acquire); /* pairs with depart() */
 }
 
+bool tu_news_electing(const tu_news *news) {
+    return atomic_load_explicit(&news->page->electing, memory_order_acquire) != 0; /* pairs with its writers */
+}
+
+uint32_t tu_news_store(const tu_news *news, char *host, size_t bytes, int *port) {
+    uint32_t moves = atomic_load_explicit(&news->page->moves, memory_order_acquire); /* pairs with tu_news_moved */
+    if (moves > 0) {
+        snprintf(host, bytes, "%.*s", HOST_BYTES - 1, news->page->store_host);
+        *port = news->page->store_port;
+    }
+    return moves;
+}
+
+/* Whoever waits looks many times a second. One that has not looked for long may have stood still together with the
+ * agent, as when the machine slept: that one then gets some time to say something. */
 static bool silent(const tu_news *news) {
-    return tu_news_silence(news) > news->page->silence_ns;
+    tu_news *own = (tu_news *)(uintptr_t)news;
+    int64_t now = tu_clock_now(), some = news->page->silence_ns / 4;
+    if (now - atomic_exchange_explicit(&own->looked, now, memory_order_relaxed) > some)
+        atomic_store_explicit(&own->lenient_until, now + some, memory_order_relaxed);
+    return tu_news_silence(news) > news->page->silence_ns &&
+           now >= atomic_load_explicit(&own->lenient_until, memory_order_relaxed);
 }
 
 tu_news_state tu_news_of(const tu_news *news, int rank) {

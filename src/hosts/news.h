@@ -50,6 +50,12 @@ int tu_news_node(const tu_news *news, int rank);
 /* Whether the other hosts have given this one up, or will: its agent lost the others, or is silent. `why` says it. */
 bool tu_news_cut_off(const tu_news *news, char *why, size_t bytes);
 
+/* The agents have lost the one that held them together, and ask who else has: whether somebody takes its place, with
+ * another store, is known in a moment. */
+bool tu_news_electing(const tu_news *news);
+/* How often another store has taken the place of the job's first; then where it is. */
+uint32_t tu_news_store(const tu_news *news, char *host, size_t bytes, int *port);
+
 /* ---- the agent ---- */
 
 typedef struct tu_news_plan {
@@ -68,6 +74,9 @@ int64_t tu_news_silence(const tu_news *news);
 void tu_news_rank_ended(tu_news *news, int rank, int pid, int wait_status);
 /* A node is out of reach: its ranks that have not ended are lost. */
 void tu_news_node_lost(tu_news *news, int node, const char *why);
+/* See tu_news_electing; ends with tu_news_moved or tu_news_alone. */
+void tu_news_elect(tu_news *news);
+void tu_news_moved(tu_news *news, const char *host, int port);
 /* The agent itself has lost the others: see tu_news_cut_off. */
 void tu_news_alone(tu_news *news, const char *why);
 int tu_news_wait_status(const tu_news *news, int rank); /* of one that is ENDED or DEAD */

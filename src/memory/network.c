@@ -613,17 +613,31 @@ void tu_network_forget_group(tutti_group *group) {
     pthread_mutex_unlock(&network->lock);
 }
 
+tutti_status tu_network_publish(tutti_world *world) {
+    tu_network *network = tu_attachment_find(&world->attachments, &network_attachment);
+    return network != NULL ? publish(network) : TUTTI_OK;
+}
+
+/* Time in which this process stood still is nobody's silence: whoever asks does so many times a second. */
+static void forgive_stillness(tu_network *network, int64_t now, int64_t silence, int64_t since) {
+    int64_t gap = now - network->asked_way;
+    if (network->asked_way > since && gap > silence / 4)
+        for (int rank = 0; rank < network->world->size; rank++)
+            network->peers[rank].asked_at += network->peers[rank].asked_at > 0 ? gap : 0;
+    network->asked_way = now;
+}
+
 /* With the lock held. Who never sent this rank anything may have no way to answer. */
 static tu_way ask_for_way(tu_network *network, int rank, int64_t since) {
     tu_network_peer *peer = &network->peers[rank];
-    int64_t now = tu_clock_now();
+    int64_t now = tu_clock_now(), silence = tu_settings_number(&network->world->settings, TU_SETTING_HOST_TIMEOUT);
+    forgive_stillness(network, now, silence, since);
     if (!peer->connected || !peer->heard || peer->answered_at >= since)
         return TU_WAY_OPEN;
     if (peer->asked_at < since) {
         peer->asked_at = now;
         tu_network_own(network, rank, TU_NETWORK_FENCE, 0, WAY_QUESTION, network->door, NULL, NULL, 0);
     }
-    int64_t silence = tu_settings_number(&network->world->settings, TU_SETTING_HOST_TIMEOUT);
     return now - peer->asked_at < silence ? TU_WAY_ASKED : TU_WAY_BROKEN;
 }
 

@@ -521,8 +521,9 @@ static tutti_status make_side(void *owner, void **made) {
     pthread_mutex_unlock(&network->lock);
     atomic_store_explicit(&group->world->tell_hosts, tell, memory_order_release); /* pairs with tu_group_tell_hosts */
     atomic_store_explicit(&group->world->forget_hosts, tu_network_forget_group,
-                          memory_order_release);                                               /* and releases */
-    atomic_store_explicit(&group->world->way_to_hosts, tu_network_way, memory_order_release);  /* and with votes */
+                          memory_order_release);                                                   /* and releases */
+    atomic_store_explicit(&group->world->publish_hosts, tu_network_publish, memory_order_release); /* and with moves */
+    atomic_store_explicit(&group->world->way_to_hosts, tu_network_way, memory_order_release);      /* and with votes */
     atomic_store_explicit(&group->world->fence_hosts, tu_network_fence, memory_order_release); /* and with operations */
     *made = side;
     return TUTTI_OK;

@@ -96,6 +96,7 @@ struct tu_network {
     struct {
         uint64_t messages, bytes;
     } sent[TU_NETWORK_KINDS]; /* so far, by kind; a fragment counts as a message */
+    int64_t asked_way;        /* when somebody last asked how a way fares */
     pthread_t thread;
     pthread_cond_t leaving; /* the last caller left while the thread naps, or the network ends */
 };
@@ -174,7 +175,8 @@ void tu_network_fence_arrived(tu_network *network, int rank, uint64_t puts); /* 
 void tu_network_fence_needless(tu_network *network, int rank); /* nobody is there any more for whom they could */
 /* Without the lock: see tutti_world.fence_hosts. */
 tutti_status tu_network_fence(tutti_group *group, const tu_operation_info *info);
-void tu_network_forget_group(tutti_group *group); /* see tutti_world.forget_hosts */
+void tu_network_forget_group(tutti_group *group);    /* see tutti_world.forget_hosts */
+tutti_status tu_network_publish(tutti_world *world); /* see tutti_world.publish_hosts */
 /* As tu_network_lost, by this rank's own decision: the other end is to learn of it. With the lock held. */
 void tu_network_cut(tu_network *network, int rank, const char *why);
 tu_way tu_network_way(tutti_world *world, int rank, int64_t since, bool make); /* see tutti_world.way_to_hosts */

@@ -417,6 +417,12 @@ tutti_status tutti_store_clone(tutti_store *store, tutti_store **clone) {
     return TUTTI_OK;
 }
 
+tutti_status tu_store_move(tutti_store *store, const char *host, int port, int64_t timeout_ns) {
+    while (store->kind->base != NULL)
+        store = store->kind->base(store);
+    return store->kind->move != NULL ? store->kind->move(store, host, port, timeout_ns) : TUTTI_OK;
+}
+
 static const tutti_store *below(const tutti_store *store) {
     while (store->kind->base != NULL)
         store = store->kind->base((tutti_store *)store);

@@ -47,6 +47,7 @@ typedef struct tu_store_kind {
     const char *(*address)(const tutti_store *);
     int (*server)(const tutti_store *);  /* see tu_store_server */
     tutti_store *(*base)(tutti_store *); /* of a prefix: the store below */
+    tutti_status (*move)(tutti_store *, const char *host, int port, int64_t timeout_ns); /* NULL: it has no server */
 } tu_store_kind;
 
 /* Stands first in the struct of every kind. */
@@ -65,6 +66,9 @@ void tu_store_init(tutti_store *store, const tu_store_kind *kind, int64_t timeou
 void tu_store_retain(tutti_store *store);
 bool tu_store_forked(const tutti_store *store);
 int tu_store_server(const tutti_store *store); /* pid of the process that serves it, where that is known; else 0 */
+/* Another server takes the place of a tcp store's, with the same secret and none of its keys: the handle and those on
+ * top of it go there. Other stores stay as they are. */
+tutti_status tu_store_move(tutti_store *store, const char *host, int port, int64_t timeout_ns);
 /* From now on calls that wait on this store, and on clones made later, look around. Takes a reference of its own. */
 void tu_store_set_watch(tutti_store *store, tu_watch *watch);
 

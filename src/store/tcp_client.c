@@ -505,6 +505,7 @@ const tu_store_kind tu_tcp_kind = {
     .num_keys = tcp_num_keys,
     .list_keys = tcp_list_keys,
     .clone = tu_tcp_clone,
+    .move = tu_tcp_move,
     .destroy = tu_tcp_destroy,
     .append = tcp_append,
     .multi_get = tcp_multi_get,

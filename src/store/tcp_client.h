@@ -73,6 +73,7 @@ tutti_status tu_tcp_make(int64_t timeout_ns, tu_tcp_store **result);
 /* After the server dropped this client: one try, for a server that is still there answers at once. */
 tutti_status tu_tcp_reconnect(tu_tcp_call *call);
 tutti_status tu_tcp_clone(tutti_store *store, tutti_store **clone);
+tutti_status tu_tcp_move(tutti_store *store, const char *host, int port, int64_t timeout_ns);
 void tu_tcp_destroy(tutti_store *store);
 int tu_tcp_port(const tutti_store *store);
 const char *tu_tcp_address(const tutti_store *store);

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 
 static tutti_status connect_store(tu_tcp_store *tcp, int64_t timeout_ns) {
     if (tcp->own.count > 0)
@@ -93,6 +94,26 @@ tutti_status tu_tcp_clone(tutti_store *store, tutti_store **clone) {
     }
     *clone = &fresh->store;
     return TUTTI_OK;
+}
+
+tutti_status tu_tcp_move(tutti_store *store, const char *host, int port, int64_t timeout_ns) {
+    tu_tcp_store *tcp = tu_as_tcp(store);
+    int64_t deadline = tu_deadline(timeout_ns);
+    tu_address address;
+    tutti_status status = tu_address_set(&address, host, port);
+    if (status == TUTTI_OK && !tu_mutex_lock_until(&tcp->lock, deadline))
+        status = tu_error(TUTTI_ERROR_TIMEOUT, "timeout: another thread waits in the store that is to go to %s:%d",
+                          host, port);
+    if (status != TUTTI_OK)
+        return status;
+    tu_connection_close(&tcp->connection);
+    tcp->address = address;
+    tcp->own.count = 0;
+    snprintf(tcp->text, sizeof tcp->text, strchr(host, ':') != NULL ? "tcp://[%s]:%d" : "tcp://%s:%d", host, port);
+    int64_t left = tu_deadline_left(deadline);
+    status = connect_store(tcp, left > 0 ? left : 1);
+    pthread_mutex_unlock(&tcp->lock);
+    return status;
 }
 
 /* ---- counting the workers ---- */

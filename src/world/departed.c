@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "store/store.h"
 #include "world/world.h"
 
 /* A process of another host that ended well may have closed its world, and what it sent last may still be on its way:
@@ -48,6 +49,29 @@ tutti_status tu_world_departed_error(const tutti_world *world, int rank, const c
     tu_world_rank_text(world, rank, text, sizeof text);
     bool dead = tu_world_rank_state(world, rank, false) == TU_RANK_DEAD;
     return tu_error(dead ? TUTTI_ERROR_DEAD : TUTTI_ERROR_GONE, "%s, seen %s", text, doing);
+}
+
+tutti_status tu_world_follow(tutti_world *world) {
+    char host[128];
+    int port;
+    uint32_t moves = world->news != NULL ? tu_news_store(world->news, host, sizeof host, &port) : 0;
+    uint32_t followed = atomic_load_explicit(&world->moves, memory_order_acquire);
+    /* One thread goes; others that come meanwhile find the old place closed, and come again. */
+    if (moves == followed || world->store == NULL ||
+        !atomic_compare_exchange_strong_explicit(&world->moves, &followed, moves, memory_order_acq_rel,
+                                                 memory_order_acquire))
+        return TUTTI_OK;
+    tutti_status status =
+        tu_store_move(world->store, host, port, tu_settings_number(&world->settings, TU_SETTING_HOST_TIMEOUT));
+    /* Pairs with the release of whoever opened the network. */
+    tutti_status (*publish)(tutti_world *) = atomic_load_explicit(&world->publish_hosts, memory_order_acquire);
+    if (status == TUTTI_OK && publish != NULL)
+        status = publish(world);
+    if (status != TUTTI_OK)
+        atomic_store_explicit(&world->moves, followed, memory_order_release); /* again next time */
+    else
+        TU_LOG(TUTTI_LOG_INFO, world->log, "world", "the store of the job is at %s port %d now", host, port);
+    return status;
 }
 
 int tu_world_first_dead(const tutti_world *world, const int *ranks, int count, const _Atomic bool *but, bool probe) {

@@ -293,13 +293,16 @@ static tutti_status through_store(tutti_world *world, const tu_meeting *meeting,
     if (bytes > TU_EXCHANGE_BYTES)
         return tu_error(TUTTI_ERROR_ARGUMENT, "%s: a record of %zu bytes is more than %d", meeting->what, bytes,
                         TU_EXCHANGE_BYTES);
+    tutti_status status = tu_world_follow(world);
+    if (status != TUTTI_OK)
+        return status;
     record mine = { .bytes = bytes };
     snprintf(mine.purpose, sizeof mine.purpose, "%s", meeting->purpose);
     if (bytes > 0)
         memcpy(mine.payload, payload, bytes);
     char key[96];
     record_key(meeting, meeting->sequence, meeting->me, key);
-    tutti_status status = tutti_store_set(world->store, key, &mine, offsetof(record, payload) + bytes);
+    status = tutti_store_set(world->store, key, &mine, offsetof(record, payload) + bytes);
     for (int member = 0; member < meeting->count && status == TUTTI_OK; member++)
         status = fetch(world, meeting, member, deadline, &mine, payloads);
     if (status == TUTTI_OK && meeting->sequence > 0) {

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -53,7 +54,7 @@ typedef struct holding {
     tutti_group *group;
     tu_vote *vote;
     tutti_store *store; /* a connection of its own */
-    int64_t silence_ns, patience, began;
+    int64_t silence_ns, patience, looked, began;
     size_t words;
     uint64_t *dead;     /* members that are dead or closed their worlds, as this rank knows */
     uint64_t *given_up; /* members that their launchers count as lost; nobody knows what they do */
@@ -89,13 +90,18 @@ static void decision_key(const holding *this, uint64_t attempt, char key[KEY_BYT
              (unsigned long long)attempt);
 }
 
-/* Looks around while the store is waited for: it must answer within the time in which hosts do. */
+/* Looks around while the store is waited for, every 20 ms or so: it must answer within the time in which hosts do. Time
+ * in which this process stood still does not count. */
 static tutti_status look_at_store(void *argument) {
-    const holding *this = argument;
+    holding *this = argument;
     const tutti_world *world = this->group->world;
+    int64_t now = tu_clock_now(), gap = now - this->looked;
+    this->looked = now;
+    if (gap > this->silence_ns / 4)
+        this->patience += gap;
     if (atomic_load_explicit(&world->interrupt, memory_order_acquire) != 0)
         return TUTTI_ERROR_INTERRUPTED;
-    if (tu_clock_now() < this->patience)
+    if (now < this->patience)
         return TUTTI_OK;
     return tu_error(TUTTI_ERROR_NETWORK, "it has not answered for %s (TUTTI_HOST_TIMEOUT)",
                     tu_duration_of(this->silence_ns).text);
@@ -103,6 +109,7 @@ static tutti_status look_at_store(void *argument) {
 
 /* Before each call of the store; `more` is how long the call itself may wait. */
 static void be_patient(holding *this, int64_t more) {
+    this->looked = tu_clock_now();
     this->patience = tu_deadline(this->silence_ns + more);
 }
 
@@ -445,6 +452,10 @@ static tutti_status number(holding *this, bool *told) {
     tu_vote *vote = this->vote;
     tutti_status status = TUTTI_OK;
     bool present = vote->attempt == 0;
+    /* Every store begins anew, whatever each of the members had of the last. */
+    uint64_t first = (uint64_t)atomic_load_explicit(&this->group->world->moves, memory_order_acquire) << 24;
+    if (this->group->attempts < first)
+        this->group->attempts = first;
     if (present)
         vote->attempt = this->group->attempts;
     while (present && !*told && status == TUTTI_OK) {
@@ -538,6 +549,40 @@ static tutti_status hold(holding *this) {
     return status;
 }
 
+/* Whether the store that is out of reach may have a successor, for which it is worth to wait. */
+static bool may_move(const holding *this, uint32_t moves, int64_t give_up) {
+    const tu_news *news = this->group->world->news;
+    char host[128];
+    int port;
+    int64_t now = tu_clock_now();
+    return news != NULL && now < this->vote->deadline && !tu_news_cut_off(news, host, sizeof host) &&
+           (tu_news_electing(news) || tu_news_store(news, host, sizeof host, &port) != moves || now < give_up);
+}
+
+/* Holds it in the store that there is; where that vanishes, in the one that takes its place. */
+static tutti_status hold_somewhere(holding *this) {
+    tutti_world *world = this->group->world;
+    uint64_t attempt = this->vote->attempt;
+    int64_t give_up = 0;
+    for (;;) {
+        uint32_t moves = atomic_load_explicit(&world->moves, memory_order_acquire);
+        be_patient(this, 0);
+        tutti_status status = tu_world_follow(world);
+        /* Another thread may wait in the world's own handle, and its connection may be an old one that broke. */
+        if (status == TUTTI_OK)
+            status = tutti_store_clone(world->store, &this->store);
+        status = status == TUTTI_OK ? hold(this) : out_of_reach(this, status);
+        tutti_store_release(this->store);
+        this->store = NULL;
+        give_up = give_up == 0 ? tu_deadline(this->silence_ns + 2 * TU_SECOND) : give_up;
+        if (status != TUTTI_ERROR_NETWORK || attempt != 0 || !may_move(this, moves, give_up))
+            return status;
+        this->cast = false;
+        this->vote->attempt = 0;
+        nanosleep(&(struct timespec){ .tv_nsec = 20 * TU_MILLISECOND }, NULL);
+    }
+}
+
 tutti_status tu_vote_hold_hosts(tutti_group *group, tu_vote *vote) {
     tutti_world *world = group->world;
     size_t words = ((size_t)group->size + 63) / 64;
@@ -563,12 +608,7 @@ tutti_status tu_vote_hold_hosts(tutti_group *group, tu_vote *vote) {
     if (status != TUTTI_OK)
         return status;
     tu_watch *before = tu_watch_thread(watch, false);
-    be_patient(&this, 0);
-    /* Another thread may wait in the world's own handle, and its connection may be an old one that broke. */
-    status = tutti_store_clone(world->store, &this.store);
-    status = status == TUTTI_OK ? hold(&this) : out_of_reach(&this, status);
-    if (this.store != NULL)
-        tutti_store_release(this.store);
+    status = hold_somewhere(&this);
     tu_watch_thread_back(before);
     tu_watch_release(watch);
     vote->text = NULL;

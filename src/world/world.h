@@ -48,16 +48,17 @@ struct tutti_world {
     tu_settings settings;
     tu_log *log;
     int64_t timeout_ns;
-    tutti_store *store;    /* prefixed; NULL when alone or fake */
-    tu_watch *watch;       /* over waits on the store; NULL when alone or fake */
-    tu_watch *calm;        /* the same for waits on behalf of some ranks, which know themselves whose deaths end them */
-    _Atomic bool *mourned; /* by world rank: its death was told by tutti_world_next_event, or a shrink left it out: it
-                              ends no wait on the store any more */
-    tu_job *job;           /* NULL when fake */
-    tu_news *news;         /* of the launcher that started this rank; NULL: of one host, or started by another */
-    int *job_rank_of;      /* world rank -> job rank, -1 on another host */
-    int *node_of;          /* world rank -> node (tu_job_node); in the same block as job_rank_of */
-    int node, nodes;       /* this rank's, and how many there are; a fake world has one, and no node_of */
+    tutti_store *store; /* prefixed; NULL when alone or fake */
+    tu_watch *watch;    /* over waits on the store; NULL when alone or fake */
+    tu_watch *calm;     /* the same for waits on behalf of some ranks, which know themselves whose deaths end them */
+    _Atomic uint32_t moves; /* of the store that this rank has followed: tu_world_follow */
+    _Atomic bool *mourned;  /* by world rank: its death was told by tutti_world_next_event, or a shrink left it out: it
+                               ends no wait on the store any more */
+    tu_job *job;            /* NULL when fake */
+    tu_news *news;          /* of the launcher that started this rank; NULL: of one host, or started by another */
+    int *job_rank_of;       /* world rank -> job rank, -1 on another host */
+    int *node_of;           /* world rank -> node (tu_job_node); in the same block as job_rank_of */
+    int node, nodes;        /* this rank's, and how many there are; a fake world has one, and no node_of */
     _Atomic(tutti_group *) group; /* of all ranks: "0", until a refill makes another */
     _Atomic uint32_t interrupt;   /* TU_INTERRUPT_…: not 0 ends waits */
     _Atomic uint32_t closed;      /* set once by tutti_world_close */
@@ -72,6 +73,8 @@ struct tutti_world {
     /* Likewise: how the connection to a rank on another host fares. One that is open is asked whether it is, once after
      * `since`; where there is none, one is made if that is wanted. */
     _Atomic(tu_way (*)(tutti_world *, int, int64_t since, bool make)) way_to_hosts;
+    /* Likewise: leaves this rank's record in the store. */
+    _Atomic(tutti_status (*)(tutti_world *)) publish_hosts;
     /* Likewise: a group across hosts is released, used or not: what comes for it is for nobody. */
     _Atomic(void (*)(tutti_group *)) forget_hosts;
     _Atomic int unfenced;    /* how many these are; written with the network's lock held */
@@ -316,6 +319,10 @@ int tu_world_first_dead(const tutti_world *world, const int *ranks, int count, c
 void tu_world_rank_text(const tutti_world *world, int rank, char *text, size_t bytes);
 /* Writes the error for a departed rank, TUTTI_ERROR_DEAD or TUTTI_ERROR_GONE; returns it. */
 tutti_status tu_world_departed_error(const tutti_world *world, int rank, const char *doing);
+
+/* Goes to the store that took the place of the job's, if one has (tu_news_store): before the store is used on behalf of
+ * ranks of several hosts. */
+tutti_status tu_world_follow(tutti_world *world);
 
 /* Which ranks are where, once the job is open. */
 tutti_status tu_world_place_ranks(tutti_world *world);

@@ -105,11 +105,33 @@ def of_two_equal_parts_the_one_with_the_store_goes_on():
 
 
 @over_hosts
-def a_part_that_is_smaller_than_half_does_not_go_on_even_with_the_store():
-    found = lose([1, 2], lambda hosts, job: hosts.cut(0, 1), {}, {"TUTTI_HOST_TIMEOUT": SILENCE})
+def more_than_half_goes_on_without_the_first_launcher_and_less_does_not_though_it_has_the_store():
+    found = lose([1, 2], lambda hosts, job: hosts.cut(0, 1), {1: 2, 2: 2}, {"TUTTI_HOST_TIMEOUT": SILENCE})
     if isinstance(found, str):
         return found
+    assert found[0][0] != 0, found
+    equal(found[0][1], 0)
     contains(found[1][0], "fewer than half of the ranks (1 of 3) are left")
+    contains(found[1][1], "2 of 3 ranks have, and go on with this one")
+    return None
+
+
+@over_hosts
+def two_of_three_hosts_go_on_when_that_of_the_first_launcher_is_lost():
+    found = lose([1, 1, 1], lambda hosts, job: hosts.pull(0), {1: 2, 2: 2}, {"TUTTI_HOST_TIMEOUT": SILENCE})
+    if isinstance(found, str):
+        return found
+    equal(found[0][1:], [0, 0])
+    contains(found[1][2], "The job goes on with that of node 1")
+    return None
+
+
+@over_hosts
+def a_killed_first_launcher_is_replaced_when_more_than_half_is_left():
+    found = lose([1, 1, 1], lambda hosts, job: job.launchers[0].send_signal(signal.SIGKILL), {1: 2, 2: 2})
+    if isinstance(found, str):
+        return found
+    equal(found[0][1:], [0, 0])
     return None
 
 
