@@ -29,7 +29,6 @@ struct tt_module {
     tt_module_type type;
     void *user;
     bool resting; /* not being trained */
-    bool sharded; /* its parameters are shards, which no other way of training in parallel may take for whole ones */
     int slot_count, child_count;
     tu_module_slot *slots;
     tu_child *children;

@@ -13,7 +13,6 @@
 
 #include "autograd/node.h"
 #include "base/result.h"
-#include "nn/module.h"
 #include "parallel/parallel.h"
 #include "tensor/create.h"
 
@@ -415,22 +414,17 @@ static void after_forward(const tt_hook_context *context, tt_module *module, tt_
 
 /* ---- life ---- */
 
-static bool has_shards(const tt_module *module) {
-    bool found = module->sharded;
-    for (int i = 0; i < module->child_count && !found; i++)
-        found = has_shards(module->children[i].module);
-    return found;
-}
-
 static tutti_status add_members(tt_data_parallel *parallel, tt_named_list parameters) {
-    if (has_shards(parallel->module))
-        return tu_error(TUTTI_ERROR_STATE, "data_parallel_new: the module is fully sharded, and ranks have other parts "
-                                           "of it; replicas of shards are an option of tt_fully_shard");
     parallel->members = calloc(parameters.count + 1, sizeof *parallel->members);
     parallel->order = calloc(parameters.count + 1, sizeof *parallel->order);
     if (parallel->members == NULL || parallel->order == NULL)
         return tu_error_memory("data parallel", parameters.count * sizeof *parallel->members);
     for (size_t i = 0; i < parameters.count; i++) {
+        if (parameters.at[i]->flags & TU_SHARD)
+            return tu_error(TUTTI_ERROR_STATE,
+                            "data_parallel_new: parameter \"%s\" is a shard, and other ranks have other parts of it; "
+                            "replicas of shards are an option of tt_fully_shard",
+                            parameters.names[i]);
         if (!tt_requires_grad(parameters.at[i]))
             continue;
         tu_history *history = tu_history_at(parameters.at[i]);

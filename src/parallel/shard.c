@@ -133,6 +133,8 @@ static void cut_member(tu_shard_unit *unit, tu_shard_member *member) {
     tt_tensor *shard = tu_shard_rows(unit->shard, member);
     tt_copy_(shard, tu_shard_own(member->original, member));
     member->shard = tu_tensor_hold(tt_parameter(shard, member->trained));
+    if (member->shard != NULL)
+        member->shard->flags |= TU_SHARD;
     if (unit->sent != NULL)
         member->sent = tu_tensor_hold(part_of(unit->sent, member->offset, elements));
     member->landing = tu_tensor_hold(part_of(unit->whole, ranks * member->offset, ranks * elements));

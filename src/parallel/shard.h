@@ -76,7 +76,6 @@ struct tu_shard_unit {
 
 struct tt_fully_sharded {
     atomic_int references; /* the caller's, one per hook on a result, one per compiled function that looked at it */
-    bool begun;            /* slots have shards */
     bool released;
     tt_module *root; /* held */
     tutti_group *group;

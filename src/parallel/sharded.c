@@ -62,6 +62,12 @@ static tutti_status add_member(walk *way, tt_tensor *tensor, char *name, int uni
 }
 
 static tutti_status visit_slot(walk *way, tt_module *module, const tu_module_slot *slot, const char *prefix, int unit) {
+    if (slot->tensor->flags & TU_SHARD)
+        return tu_error(
+            TUTTI_ERROR_STATE,
+            "fully_shard: parameter \"%s\" of module \"%s\" is a shard already; list all units in one call, "
+            "and put whole parameters back first where another sharding was released",
+            slot->name, prefix);
     size_t number = (uintptr_t)tu_map_get(&way->numbers, slot->tensor);
     if (number == 0) {
         tutti_status status = add_member(way, slot->tensor, joined(prefix, slot->name), unit);
@@ -80,11 +86,7 @@ static tutti_status visit(walk *way, tt_module *module, int unit, const char *pa
     tt_fully_sharded *all = way->all;
     if (tu_map_get(&way->modules, module) != NULL)
         return TUTTI_OK;
-    tutti_status status = module->sharded ? tu_error(TUTTI_ERROR_STATE,
-                                                     "fully_shard: parameters of module \"%s\" are shards already; "
-                                                     "release that sharding first, or list all units in one call",
-                                                     path)
-                                          : tu_map_set(&way->modules, module, module);
+    tutti_status status = tu_map_set(&way->modules, module, module);
     for (int i = 0; i < all->unit_count && status == TUTTI_OK; i++)
         if (all->units[i].module == module) {
             unit = i;
@@ -239,12 +241,6 @@ static tt_named_list originals(const tt_fully_sharded *all, int **cuts) {
     return (tt_named_list){ count, tensors, names };
 }
 
-static void mark_modules(const tt_fully_sharded *all, bool sharded) {
-    for (int i = 0; i < all->member_count; i++)
-        for (int k = 0; k < all->members[i]->slot_count; k++)
-            all->members[i]->slots[k].module->sharded = sharded;
-}
-
 /* From here on slots have shards, and nobody needs the originals. */
 static void swap_in(tt_fully_sharded *all) {
     for (int i = 0; i < all->member_count; i++) {
@@ -254,8 +250,6 @@ static void swap_in(tt_fully_sharded *all) {
         tu_tensor_drop(member->original);
         member->original = NULL;
     }
-    mark_modules(all, true);
-    all->begun = true;
 }
 
 /* A tensor there has the device's own number, where the current one was asked for. */
@@ -380,8 +374,6 @@ void tt_fully_sharded_release(tt_fully_sharded *sharded) {
     if (sharded == NULL)
         return;
     sharded->released = true;
-    if (sharded->begun) /* else another one may have them */
-        mark_modules(sharded, false);
     for (int i = 0; i < sharded->unit_count; i++) {
         tu_shard_unit *unit = &sharded->units[i];
         tu_shard_free(unit);

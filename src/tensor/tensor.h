@@ -58,7 +58,8 @@ enum {
     TU_IS_PARAMETER = 4,
     TU_NUMBER = 8,           /* adopts type and device of what it meets */
     TU_NAMED_BY_MODULE = 16, /* its name is its path in a module, and follows it */
-    TU_LITERAL = 32          /* a number that the program wrote (tt_number), and nobody will change */
+    TU_LITERAL = 32,         /* a number that the program wrote (tt_number), and nobody will change */
+    TU_SHARD = 64            /* a parameter that is this rank's part of a whole one */
 };
 
 struct tt_tensor {

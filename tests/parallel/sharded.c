@@ -596,7 +596,7 @@ TEST_WORLD_THREADS(shards_are_not_taken_for_whole_parameters, 1) {
     net net = net_of(1);
     tt_fully_sharded *sharded = shard(&net, group, NULL);
     CHECK(tt_fully_shard(tt_module_child(net.units[1], "0"), 0, NULL, group, NULL) == NULL);
-    expect_error(TUTTI_ERROR_STATE, "are shards already");
+    expect_error(TUTTI_ERROR_STATE, "is a shard already");
     tt_fully_sharded_release(sharded);
     tt_module_release(net.root);
     CHECK_OK(tt_scope_close(&scope));
