@@ -461,14 +461,26 @@ tu_shard tu_fused_part_of(const tu_fused_gather *gather, int part, int rank) {
 
 /* ---- in one kernel ---- */
 
-/* Where one kernel is as quick as several or quicker, as measured (docs/performance-gpu.md): every gather, and a
- * scatter that is small, where the number of launches counts, or deep, where handing tiles out does not. */
-#define DEEP_SCATTER 2048
+/* Where one kernel is as quick as several or quicker, as measured (docs/performance-gpu.md): every gather of 16-bit
+ * floats, and a scatter that is small, where the number of launches counts, or deep, where handing tiles out does not.
+ */
+#define DEEP_SCATTER 1024
 #define SMALL_SCATTER ((int64_t)1 << 20) /* elements of all ranks' blocks */
+#define SMALL_SHARD ((int64_t)1 << 22)   /* elements of a shard's product of f8 */
+
+/* Of f8 the library has products of all shards at once with one scale, and of one shard at a time with scales of its
+ * rows; the latter are slow where shards are small. Nor has it everything. */
+static bool pays_f8(const tu_device_together *product) {
+    bool library = product->dtype == TUTTI_F8_E4M3 && product->right_dtype == TUTTI_F8_E4M3 && product->bias == NULL &&
+                   product->whole == NULL && product->scales_rows == product->scales_columns &&
+                   product->columns % 16 == 0;
+    return !library || (product->scales_rows && product->rows * product->columns < SMALL_SHARD);
+}
 
 static bool pays_together(const tu_device_together *product) {
-    return !product->scatters || product->depth >= DEEP_SCATTER ||
-           product->size * product->rows * product->columns <= SMALL_SCATTER;
+    if (!product->scatters)
+        return tu_dtype_bytes[product->dtype] > 1 || pays_f8(product);
+    return product->depth >= DEEP_SCATTER || product->size * product->rows * product->columns <= SMALL_SCATTER;
 }
 
 bool tu_fused_can_together(const tu_fused_run *run, const tu_device_together *product) {
@@ -562,14 +574,23 @@ static tutti_status run_together(tu_fused_run *run, tu_device_together *product)
 tutti_status tu_fused_gather_together(tu_fused_gather *gather, tu_device_together *product) {
     tu_fused_run *run = gather->run;
     const tu_fused_part *part = &gather->parts[0];
-    for (int rank = 0; rank < run->size; rank++)
-        product->left[rank] = rank == run->rank ? tu_pointer(part->tensor) : tu_fused_part_of(gather, 0, rank).data;
+    const tu_fused_part *scales = gather->count > 1 ? &gather->parts[1] : NULL; /* of the shards' rows */
+    bool in_place = part->in_place || (scales != NULL && scales->in_place);
+    char *half = (char *)tutti_memory_data(run->room->memory) + half_offset(run->room);
+    for (int rank = 0; rank < run->size; rank++) {
+        bool own = rank == run->rank;
+        product->left[rank] = own ? tu_pointer(part->tensor) : tu_fused_part_of(gather, 0, rank).data;
+        if (scales != NULL)
+            product->row_scales[rank] = own ? tu_pointer(scales->tensor) : tu_fused_part_of(gather, 1, rank).data;
+    }
+    if (scales != NULL && !scales->in_place)
+        product->scales_half = half + scales->staged;
     if (!part->in_place) {
-        product->half = (char *)tutti_memory_data(run->room->memory) + half_offset(run->room) + part->staged;
+        product->half = half + part->staged;
         product->shard_bytes = part->bytes;
     }
     /* What was staged is behind the next meeting; but what a graph has captured has none. */
-    product->leaves_together = product->leaves_together && (part->in_place || run->capturing);
+    product->leaves_together = product->leaves_together && (in_place || run->capturing);
     gather->left = product->leaves_together;
     return checked(run, run_together(run, product));
 }

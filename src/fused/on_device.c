@@ -62,11 +62,40 @@ typedef struct shard_products {
     const tt_tensor *row_scales; /* of scaled products: one, or one for every row of A; NULL: part 1 of the shards */
 } shard_products;
 
+static tutti_status multiply(const shard_products *job, const right_side *right, int first, int ranks, tu_shard shard,
+                             int64_t step);
+
+/* Where left and right are of different types both are widened, a rank's shard at a time. */
+static tutti_status multiply_wide(const shard_products *job, const right_side *right, int first, int ranks,
+                                  tu_shard shard, int64_t step) {
+    shard_products wide = *job;
+    right_side of_wide = *right;
+    tt_tensor *rhs = tu_stage_in(right->rhs, TUTTI_F32);
+    tutti_status status = rhs != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
+    wide.dtype = TUTTI_F32;
+    of_wide.rhs = rhs;
+    for (int rank = first; rank < first + ranks && status == TUTTI_OK; rank++) {
+        tu_matrix from = tu_fused_shard(&shard, job->rows, job->depth);
+        tt_tensor *narrow =
+            view_of(job->run.device, from.data, job->dtype, job->rows, job->depth, from.row, from.column);
+        tt_tensor *left = narrow != NULL ? tu_stage_in(narrow, TUTTI_F32) : NULL;
+        status = left != NULL ? multiply(&wide, &of_wide, rank, 1, (tu_shard){ tu_pointer(left), false }, 0)
+                              : TUTTI_ERROR_MEMORY;
+        tu_tensor_drop(left);
+        tu_tensor_drop(narrow);
+        shard.data = (const char *)shard.data + (size_t)step * tu_dtype_bytes[job->dtype];
+    }
+    tu_tensor_drop(rhs);
+    return status;
+}
+
 /* `ranks` ranks' shards from `first` on, `step` elements apart, times one matrix. */
 static tutti_status multiply(const shard_products *job, const right_side *right, int first, int ranks, tu_shard shard,
                              int64_t step) {
     int64_t columns = right->rhs->sizes[1];
     size_t size = tu_dtype_bytes[right->out->dtype];
+    if ((tutti_dtype)right->rhs->dtype != job->dtype)
+        return multiply_wide(job, right, first, ranks, shard, step);
     tu_device_product product = { .rows = job->rows,
                                   .columns = columns,
                                   .depth = job->depth,
@@ -211,10 +240,22 @@ static tu_device_together first_product(const shard_products *job, bool last_use
                                    .columns = columns,
                                    .depth = job->depth,
                                    .dtype = job->dtype,
+                                   .right_dtype = right->rhs->dtype,
+                                   .result = right->out->dtype,
                                    .left_row = job->depth,
                                    .right = matrix_of(tu_fused_matrix(right->rhs)) };
+    if (job->scaled) {
+        product.scales_rows = job->row_scales == NULL || job->row_scales->numel > 1;
+        product.scales_columns = right->column_scales->numel > 1;
+        product.column_scales = tu_pointer(right->column_scales);
+        product.bias = right->bias != NULL ? tu_pointer(right->bias) : NULL;
+        product.whole = right->whole != NULL ? tu_pointer(right->whole) : NULL;
+    }
     for (int rank = 0; rank < job->run.size && rank < TU_TOGETHER_RANKS; rank++) {
         product.left[rank] = tu_pointer(job->gather.parts[0].tensor);
+        if (job->row_scales != NULL) /* else the shards' come with them */
+            product.row_scales[rank] =
+                (const float *)tu_pointer(job->row_scales) + (product.scales_rows ? rank * job->rows : 0);
         product.out[rank] =
             (char *)tu_pointer(right->out) + (size_t)(rank * job->rows * columns) * tu_dtype_bytes[right->out->dtype];
     }
@@ -222,7 +263,9 @@ static tu_device_together first_product(const shard_products *job, bool last_use
 }
 
 static bool can_together(const shard_products *job) {
-    if (job->scaled || job->rights[0].out->numel == 0 || !(job->gather.parts[0].tensor->flags & TU_CONTIGUOUS))
+    bool narrow = tu_dtype_bytes[job->dtype] == 1; /* what has scales, and what has not */
+    if (job->scaled != narrow || job->rights[0].out->numel == 0 ||
+        !(job->gather.parts[0].tensor->flags & TU_CONTIGUOUS))
         return false;
     tu_device_together product = first_product(job, true);
     return tu_fused_can_together(&job->run, &product);
@@ -386,12 +429,7 @@ static tutti_status open_rights(const tu_call *call, scaled_inputs *inputs) {
     int at = 2;
     for (int i = 0; i < inputs->count; i++) {
         tu_scaled_right right = tu_scaled_next(call, attributes->present.at[i], &at);
-        tt_tensor *rhs = right.rhs->dtype == call->inputs[0]->dtype ? tu_tensor_hold((tt_tensor *)right.rhs)
-                                                                    : tu_stage_in(right.rhs, call->inputs[0]->dtype);
-        if (rhs == NULL)
-            status = TUTTI_ERROR_MEMORY;
-        inputs->held[inputs->held_count++] = rhs;
-        inputs->rights[i] = (right_side){ .rhs = rhs,
+        inputs->rights[i] = (right_side){ .rhs = right.rhs,
                                           .out = call->outputs[i + 1],
                                           .column_scales = hold_f32(inputs, right.scale, &status),
                                           .bias = hold_f32(inputs, right.bias, &status),
@@ -424,7 +462,7 @@ tutti_status tu_fused_all_gather_scaled_matmul_cuda(tu_call *call) {
               *given = tu_front_scales(call->inputs[1], mode, attributes->gather_dim),
               *scales = given != NULL ? tu_stage_in(given, TUTTI_F32) : NULL;
     scaled_inputs inputs = { .rights = calloc((size_t)count, sizeof *inputs.rights),
-                             .held = calloc((size_t)count * 4, sizeof *inputs.held),
+                             .held = calloc((size_t)count * 3, sizeof *inputs.held),
                              .count = count };
     tutti_status status = inputs.rights == NULL || inputs.held == NULL
                               ? tu_error_memory("scaled matrices", (size_t)count * sizeof *inputs.rights)

@@ -113,6 +113,8 @@ static tu_device_together whole_product(const partials *job, char *to) {
                                  .columns = job->block.columns,
                                  .depth = job->depth,
                                  .dtype = job->dtype,
+                                 .right_dtype = job->dtype,
+                                 .result = job->dtype,
                                  .left = { job->lhs.data },
                                  .left_row = job->lhs.row,
                                  .right = { tu_pointer(job->rhs), job->rhs->strides[0], job->rhs->strides[1], 0 },
@@ -294,12 +296,16 @@ tutti_status tu_fused_scaled_matmul_reduce_scatter_cuda(tu_call *call) {
     tt_tensor *lhs = tu_rows_by_blocks(call->inputs[0], &job.block),
               *by_rows = a_scale->numel == 1 ? tu_stage_in(a_scale, TUTTI_F32) : tu_rows_by_blocks(a_scale, &job.block),
               *held[5] = { NULL };
-    bool good = lhs != NULL && by_rows != NULL;
-    held[0] = good ? tu_stage_in(call->inputs[1], lhs->dtype) : NULL;
-    if (good && call->inputs[1]->dtype == lhs->dtype) { /* as it lies */
-        tu_tensor_drop(held[0]);
-        held[0] = tu_tensor_hold(call->inputs[1]);
+    if (lhs != NULL && call->inputs[1]->dtype != lhs->dtype) { /* both are widened */
+        tt_tensor *wide = tu_stage_in(lhs, TUTTI_F32);
+        tu_tensor_drop(lhs);
+        lhs = wide;
+        held[0] = tu_stage_in(call->inputs[1], TUTTI_F32);
+        job.dtype = TUTTI_F32;
+    } else {
+        held[0] = tu_tensor_hold(call->inputs[1]); /* as it lies */
     }
+    bool good = lhs != NULL && by_rows != NULL;
     held[1] = good ? tu_stage_in(by_rows, TUTTI_F32) : NULL;
     for (int i = 3; i < 6 && good; i++)
         good = (held[i - 1] = tu_stage_in(call->inputs[i], TUTTI_F32)) != NULL || call->inputs[i] == NULL;

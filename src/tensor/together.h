@@ -19,11 +19,13 @@
  * calls go up: a word that is behind the call's number says that it is not so yet. */
 typedef struct tu_together_board {
     uint32_t calls;                   /* so far, of this rank's */
-    uint32_t finished, taken, copied; /* of a call: thread blocks, pieces of sums, thread blocks' parts of the shard */
-    uint32_t entered[TU_TOGETHER_RANKS]; /* written by that rank: it has begun the call */
-    uint32_t ready[TU_TOGETHER_RANKS];   /* its shard may be read */
-    uint32_t left[TU_TOGETHER_RANKS];    /* it has read all shards */
-    uint32_t reserved[4];
+    uint32_t finished, taken, copied; /* of a call: thread blocks, pieces of sums, warps' parts of the shard */
+    /* Written by that rank: it has begun the call. The number is the upper half; the lower one says which call it is,
+     * and is the same on all ranks. */
+    uint64_t entered[TU_TOGETHER_RANKS];
+    uint32_t ready[TU_TOGETHER_RANKS]; /* likewise: its shard may be read */
+    uint32_t left[TU_TOGETHER_RANKS];  /* it has read all shards */
+    uint32_t reserved[12];
     /* Behind it, of scatters: for each half tile of this rank's block a word for each rank, which that rank writes. */
 } tu_together_board;
 
@@ -33,11 +35,11 @@ typedef struct tu_device_together {
     bool scatters, average;
     bool leaves_together; /* of a gather: nobody goes on before all have read */
     int rank, size;
-    int64_t rows, columns, depth; /* of a rank's shard, or of its block of the result */
-    tutti_dtype dtype;
-    const void *left[TU_TOGETHER_RANKS]; /* of a gather: the ranks' shards; of a scatter: the first has all rows */
-    int64_t left_row;                    /* elements between rows of it */
-    tu_device_matrix right;              /* by rows or by columns */
+    int64_t rows, columns, depth;           /* of a rank's shard, or of its block of the result */
+    tutti_dtype dtype, right_dtype, result; /* the last two are the first but where that is f8 */
+    const void *left[TU_TOGETHER_RANKS];    /* of a gather: the ranks' shards; of a scatter: the first has all rows */
+    int64_t left_row;                       /* elements between rows of it */
+    tu_device_matrix right;                 /* by rows or by columns */
     void *out[TU_TOGETHER_RANKS]; /* of a gather: where each shard's rows of the result go; of a scatter: each rank's
                                      place for this rank's products */
     tu_together_board *boards;    /* rank 0's */
@@ -48,6 +50,11 @@ typedef struct tu_device_together {
     /* Of a scatter: what all ranks have made for this one, `part_bytes` apart, and the sums. */
     void *stage, *sums;
     size_t part_bytes;
+    /* Of f8, in f32: the scales of the rows of each shard, of the columns, a bias and a scale of the result; the
+     * last two may be NULL. */
+    const void *row_scales[TU_TOGETHER_RANKS], *column_scales, *bias, *whole;
+    bool scales_rows, scales_columns; /* there is one per row, per column; else one */
+    void *scales_half;                /* where this rank's scales of rows go for the others; NULL: all can be read */
 } tu_device_together;
 #endif
 

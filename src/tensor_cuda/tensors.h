@@ -15,6 +15,7 @@
 #define TU_TENSOR_GPUS 64
 #define TU_TENSOR_IMAGES 11
 #define TU_SIZE_CLASSES 160
+#define TU_TOGETHER_KERNELS 8
 
 typedef struct tu_gpu_segment tu_gpu_segment;
 typedef struct tu_gpu_piece tu_gpu_piece;
@@ -76,9 +77,9 @@ typedef struct tu_gpu {
     CUdevice device;
     CUcontext context;
     CUmodule modules[TU_TENSOR_IMAGES];
-    /* Kernels of products that ranks make together: [type][the right matrix lies by rows]. NULL: there are none. */
+    /* Kernels of products that ranks make together, in the order of together.c. NULL: there are none. */
     CUmodule together;
-    CUfunction together_kernels[2][2];
+    CUfunction together_kernels[TU_TOGETHER_KERNELS];
     int processors, major, minor;
     tu_device_fault *fault; /* pinned; written by kernels, the first wins */
     CUdeviceptr fault_here;

@@ -10,16 +10,25 @@
 
 /* ---- kernels ---- */
 
+static bool is_f8(tutti_dtype dtype) {
+    return dtype == TUTTI_F8_E4M3 || dtype == TUTTI_F8_E5M2;
+}
+
+/* Two for each type of 16 bits: the right matrix lies by columns, or by rows. Then those of f8, by the types of left
+ * and right. */
+static const char *const names[TU_TOGETHER_KERNELS] = { "kernel_together_bf16_columns", "kernel_together_bf16_rows",
+                                                        "kernel_together_f16_columns",  "kernel_together_f16_rows",
+                                                        "kernel_together_e4m3_e4m3",    "kernel_together_e4m3_e5m2",
+                                                        "kernel_together_e5m2_e4m3",    "kernel_together_e5m2_e5m2" };
+
 CUresult tu_gpu_together_load(tu_gpus *gpus, tu_gpu *gpu) {
-    static const char *const names[2][2] = { { "kernel_together_bf16_columns", "kernel_together_bf16_rows" },
-                                             { "kernel_together_f16_columns", "kernel_together_f16_rows" } };
     const tu_cuda_driver *driver = &gpus->driver;
     if (gpu->major != 9 || driver->cuTensorMapEncodeTiled == NULL || driver->cuFuncSetAttribute == NULL)
         return CUDA_SUCCESS;
     CUresult result = driver->cuModuleLoadData(&gpu->together, tu_gpu_together_image);
-    for (int i = 0; i < 4 && result == CUDA_SUCCESS; i++) {
-        CUfunction *kernel = &gpu->together_kernels[i / 2][i % 2];
-        if (driver->cuModuleGetFunction(kernel, gpu->together, names[i / 2][i % 2]) != CUDA_SUCCESS)
+    for (int i = 0; i < TU_TOGETHER_KERNELS && result == CUDA_SUCCESS; i++) {
+        CUfunction *kernel = &gpu->together_kernels[i];
+        if (driver->cuModuleGetFunction(kernel, gpu->together, names[i]) != CUDA_SUCCESS)
             *kernel = NULL; /* the stand-in of the tests has none */
         else
             result = driver->cuFuncSetAttribute(*kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -28,30 +37,50 @@ CUresult tu_gpu_together_load(tu_gpus *gpus, tu_gpu *gpu) {
     return result;
 }
 
+/* The right matrix. */
+static bool lies_by_rows(const tu_device_together *product) {
+    return product->right.column == 1 && !is_f8(product->dtype);
+}
+
 static CUfunction kernel_of(const tu_gpu *gpu, const tu_device_together *product) {
-    return gpu->together_kernels[product->dtype == TUTTI_F16][product->right.column == 1];
+    if (is_f8(product->dtype))
+        return gpu
+            ->together_kernels[4 + (product->dtype == TUTTI_F8_E5M2) * 2 + (product->right_dtype == TUTTI_F8_E5M2)];
+    return gpu->together_kernels[(product->dtype == TUTTI_F16) * 2 + lies_by_rows(product)];
 }
 
 /* ---- what they can ---- */
 
 /* The copy engine wants 16 bytes everywhere, and counts in 32 bits. */
-static bool is_aligned(const void *address, int64_t elements) {
-    return (uintptr_t)address % 16 == 0 && elements % 8 == 0 && elements > 0 && elements < INT32_MAX / 2;
+static bool is_aligned(const void *address, int64_t elements, int size) {
+    return (uintptr_t)address % 16 == 0 && elements * size % 16 == 0 && elements > 0 && elements < INT32_MAX / 2;
+}
+
+/* f8 is gathered alone, lies by its depth on both sides, and its result is wider. */
+static bool has_types(const tu_device_together *product) {
+    tutti_dtype dtype = product->dtype, result = product->result;
+    if (dtype == TUTTI_BF16 || dtype == TUTTI_F16)
+        return product->right_dtype == dtype && result == dtype &&
+               (product->right.column == 1 || product->right.row == 1);
+    return is_f8(dtype) && is_f8(product->right_dtype) && product->right.row == 1 && !product->scatters &&
+           (result == TUTTI_BF16 || result == TUTTI_F16 || result == TUTTI_F32);
 }
 
 bool tu_gpu_can_together(void *state, int index, const tu_device_together *product) {
     tu_gpus *gpus = state;
     tu_gpu *gpu;
-    bool pushed, by_rows = product->right.column == 1;
-    int64_t right = by_rows ? product->right.row : product->right.column;
-    if (product->size > TU_TOGETHER_RANKS || (product->dtype != TUTTI_BF16 && product->dtype != TUTTI_F16) ||
+    bool pushed;
+    int size = is_f8(product->dtype) ? 1 : 2;
+    int64_t right = lies_by_rows(product) ? product->right.row : product->right.column;
+    if (product->size > TU_TOGETHER_RANKS || !has_types(product) ||
         (product->average && (product->size & (product->size - 1)) != 0) || /* a division would be another kernel */
-        (!by_rows && product->right.row != 1) || product->rows * product->size >= INT32_MAX / TU_TILE_ROWS)
+        product->rows * product->size >= INT32_MAX / TU_TILE_ROWS)
         return false;
-    bool good = is_aligned(product->right.data, right) && is_aligned(NULL, product->columns) &&
-                is_aligned(NULL, product->left_row) && is_aligned(NULL, product->depth) && is_aligned(product->sums, 8);
+    bool good = is_aligned(product->right.data, right, size) && is_aligned(NULL, product->columns, 2) &&
+                is_aligned(NULL, product->left_row, size) && is_aligned(NULL, product->depth, size) &&
+                is_aligned(product->sums, 8, 2);
     for (int i = 0; i < product->size; i++)
-        good = good && is_aligned(product->left[i], 8) && is_aligned(product->out[i], 8);
+        good = good && is_aligned(product->left[i], 16, size) && is_aligned(product->out[i], 8, 2);
     if (!good || tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
         return false;
     tu_gpu_leave(gpus, pushed);
@@ -62,68 +91,111 @@ bool tu_gpu_can_together(void *state, int index, const tu_device_together *produ
 
 typedef struct descriptors {
     const tu_gpus *gpus;
-    int type;
     CUresult result; /* the first that is no success */
 } descriptors;
 
-/* `outer` rows of `inner` elements, `row` apart, cut into boxes. */
-static tu_tensor_map describe(descriptors *made, const void *data, int64_t inner, int64_t outer, int64_t row,
-                              uint32_t box_inner, uint32_t box_outer) {
+/* Where a matrix lies: `outer` rows of `inner` elements, `row` apart. */
+typedef struct table {
+    tutti_dtype dtype;
+    const void *data;
+    int64_t inner, outer, row;
+} table;
+
+/* Cut into boxes of 128 bytes of so many rows. */
+static tu_tensor_map describe(descriptors *made, table of, uint32_t rows) {
     tu_tensor_map map = { { 0 } };
-    uint64_t sizes[2] = { (uint64_t)inner, (uint64_t)outer }, strides[1] = { (uint64_t)row * 2 };
-    uint32_t box[2] = { box_inner, box_outer }, steps[2] = { 1, 1 };
+    int type = is_f8(of.dtype)         ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+               : of.dtype == TUTTI_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+    uint32_t size = is_f8(of.dtype) ? 1 : 2, box[2] = { TU_TILE_BYTES / size, rows }, steps[2] = { 1, 1 };
+    uint64_t sizes[2] = { (uint64_t)of.inner, (uint64_t)of.outer }, strides[1] = { (uint64_t)of.row * size };
     if (made->result == CUDA_SUCCESS)
-        made->result = made->gpus->driver.cuTensorMapEncodeTiled(&map, made->type, 2, (void *)(uintptr_t)data, sizes,
+        made->result = made->gpus->driver.cuTensorMapEncodeTiled(&map, type, 2, (void *)(uintptr_t)of.data, sizes,
                                                                  strides, box, steps, 0, CU_TENSOR_MAP_SWIZZLE_128B,
                                                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, 0);
     return map;
 }
 
 static CUresult describe_all(const tu_gpus *gpus, const tu_device_together *product, tu_together_args *args) {
-    enum {
-        WIDTH = TU_TILE_BYTES / 2
-    };
-    descriptors made = { gpus,
-                         product->dtype == TUTTI_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                     : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                         CUDA_SUCCESS };
+    descriptors made = { gpus, CUDA_SUCCESS };
     const tu_device_matrix *right = &product->right;
-    int64_t lefts = product->scatters ? 1 : product->size;
-    args->right =
-        right->column == 1
-            ? describe(&made, right->data, product->columns, product->depth, right->row, WIDTH, WIDTH)
-            : describe(&made, right->data, product->depth, product->columns, right->column, WIDTH, TU_TILE_COLUMNS);
-    for (int64_t i = 0; i < lefts; i++)
-        args->left[i] = describe(&made, product->left[i], product->depth,
-                                 product->scatters ? product->size * product->rows : product->rows, product->left_row,
-                                 WIDTH, TU_TILE_ROWS);
-    for (int i = 0; i < product->size; i++)
-        args->out[i] = describe(&made, product->out[i], product->columns, product->rows, product->columns, WIDTH, 64);
+    int lefts = product->scatters ? 1 : product->size;
+    if (!lies_by_rows(product))
+        args->right = describe(
+            &made, (table){ product->right_dtype, right->data, product->depth, product->columns, right->column },
+            TU_TILE_COLUMNS);
+    else
+        args->right =
+            describe(&made, (table){ product->right_dtype, right->data, product->columns, product->depth, right->row },
+                     TU_TILE_BYTES / 2);
+    for (int i = 0; i < lefts; i++)
+        args->left[i] =
+            describe(&made,
+                     (table){ product->dtype, product->left[i], product->depth,
+                              product->scatters ? product->size * product->rows : product->rows, product->left_row },
+                     TU_TILE_ROWS);
+    for (int i = 0; i < product->size && product->result != TUTTI_F32; i++)
+        args->out[i] = describe(
+            &made, (table){ product->result, product->out[i], product->columns, product->rows, product->columns }, 64);
     return made.result;
 }
 
 /* ---- launch ---- */
 
+static uint64_t place_of(const void *pointer) {
+    return (uint64_t)(uintptr_t)pointer;
+}
+
+/* What must be equal on all ranks: hosts agree on it before a launch, but graphs may run in another order. A gather's
+ * ranks may have right matrices of their own. */
+static uint32_t signature_of(const tu_device_together *product) {
+    int64_t numbers[] = { product->scatters,
+                          product->average,
+                          product->rows,
+                          product->depth,
+                          product->scatters ? product->columns : 0,
+                          product->scatters ? 0 : product->scales_rows + 2 * product->leaves_together,
+                          (int64_t)product->dtype };
+    uint32_t hash = 2166136261u;
+    for (size_t i = 0; i < sizeof numbers; i++)
+        hash = (hash ^ ((const unsigned char *)numbers)[i]) * 16777619u;
+    return hash;
+}
+
 static tu_together_args arguments(const tu_device_together *product, const tu_backend_kernel *kernel) {
     tu_together_args args = { .group = { kernel->words, kernel->report, kernel->place },
                               .timeout_ns = kernel->timeout_ns,
-                              .boards = (uint64_t)(uintptr_t)product->boards,
+                              .boards = place_of(product->boards),
                               .stride = product->step,
-                              .shard = (uint64_t)(uintptr_t)product->left[product->rank],
-                              .half = (uint64_t)(uintptr_t)product->half,
+                              .shard = place_of(product->left[product->rank]),
+                              .half = place_of(product->half),
                               .shard_bytes = product->shard_bytes,
-                              .stage = (uint64_t)(uintptr_t)product->stage,
+                              .scales = place_of(product->row_scales[product->rank]),
+                              .scales_half = place_of(product->scales_half),
+                              .stage = place_of(product->stage),
                               .part_bytes = product->part_bytes,
-                              .sums = (uint64_t)(uintptr_t)product->sums,
+                              .sums = place_of(product->sums),
+                              .column_scales = place_of(product->column_scales),
+                              .bias = place_of(product->bias),
+                              .whole = place_of(product->whole),
+                              .wide = place_of(product->out[0]),
+                              .row_step = product->scales_rows,
+                              .column_step = product->scales_columns,
                               .rank = product->rank,
                               .size = product->size,
                               .rows = (int32_t)product->rows,
                               .columns = (int32_t)product->columns,
                               .depth = (int32_t)product->depth,
                               .scatters = product->scatters,
+                              .result = product->result == TUTTI_F32   ? TU_TOGETHER_F32
+                                        : product->result == TUTTI_F16 ? TU_TOGETHER_F16
+                                                                       : TU_TOGETHER_BF16,
                               .factor = product->average ? 1.0f / (float)product->size : 1.0f,
                               .leaves_together = product->leaves_together,
-                              .operation = kernel->operation };
+                              .operation = kernel->operation,
+                              .signature = signature_of(product) };
+    for (int i = 0; i < product->size; i++)
+        args.row_scales[i] = place_of(product->row_scales[i]);
     return args;
 }
 

@@ -4,127 +4,60 @@
  *
  * GATHER: the left matrix is the ranks' shards, one behind the other. Each is read where it lies, this rank's first,
  * the others' when they are ready. A shard that others cannot reach is copied to where they can, beside its own
- * product.
+ * product, and so are the scales of its rows.
  *
  * SCATTER: every tile of the product is rounded and written to the rank that owns its rows, into a stage with a part
  * for each rank, and announced by a word for each half tile. The owner adds what all ranks have made of a piece of its
  * rows, in rank order and in f32, as soon as all have come, and rounds once.
  *
- * A thread block has three teams of four warps. Of the first, one warp asks for what the tensor cores shall read, and
- * three communicate: they copy the shard, or add. The other two multiply, each one half of the rows of a tile, and help
- * to add at the end. Nobody who multiplies waits for another rank's sums, so there is always progress; no more thread
- * blocks are launched than fit beside those of the other ranks on the device.
+ * A thread block consists of teams of four warps. Two multiply, each one half of the rows of a tile, and do nothing
+ * else that takes time: they leave what they have made in boxes in shared memory, and begin the next tile. Of the first
+ * team one warp asks for what the tensor cores shall read, one sends the boxes off and announces them when they have
+ * arrived, and two add; at the end all do. Nobody who multiplies waits for another rank's sums, so there is always
+ * progress; no more thread blocks are launched than fit beside those of the other ranks on the device.
+ *
+ * F8: the tensor cores add with fewer bits than f32 has. So what they have made of 256 elements of the depth is added
+ * to sums in f32, half of the columns at a time, while the other team's products are made.
  */
 #include "../backend/cuda/device.cuh"
-#include "together.h"
+#include "together_ptx.cuh"
 
-#define HERE static __device__ __forceinline__
-
-enum kind {
-    BF16,
-    F16
-};
-
-#define SIDE_WARPS 3 /* that communicate */
 #define PIECE_ROWS 16
 #define PIECES (TU_TILE_ROWS / PIECE_ROWS) /* of a tile that are added by one warp each */
 #define BAND 8                             /* tiles of rows that go together: what they read stays in the cache */
+#define BOX_COLUMNS 64                     /* of 2 bytes */
+#define TILE_BOXES (TU_TILE_COLUMNS / BOX_COLUMNS)
 
-/* ---- shared memory and what passes it ---- */
+/* What a kernel is made for, and how its registers are dealt out: to the warps that multiply, and to the others. */
+template <int Left, int Right, int ByRows> struct form {
+    static constexpr bool narrow = Left == E4M3 || Left == E5M2; /* f8 */
+    static constexpr int element = narrow ? 1 : 2;
+    static constexpr int many = narrow ? 224 : 216, few = narrow ? 56 : 72;
+};
 
-HERE uint32_t shared_address(const void *pointer) {
-    return (uint32_t)__cvta_generic_to_shared(pointer);
-}
-HERE void barrier_open(uint64_t *barrier, int count) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
-}
-HERE void barrier_expect(uint64_t *barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
-}
-HERE void barrier_arrive(uint64_t *barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-HERE void barrier_await(uint64_t *barrier, int parity) {
-    uint32_t there;
-    do
-        asm volatile(
-            "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}\n"
-            : "=r"(there)
-            : "r"(shared_address(barrier)), "r"(parity)
-            : "memory");
-    while (!there);
-}
-HERE void load_box(void *to, const tu_tensor_map *map, uint64_t *barrier, int x, int y) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
-        "[%2];" ::"r"(shared_address(to)),
-        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
-        : "memory");
-}
-HERE void store_box(const tu_tensor_map *map, const void *from, int x, int y) {
-    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-                 "r"(shared_address(from)), "r"(x), "r"(y)
-                 : "memory");
-}
-/* All threads of a team that multiplies. */
-HERE void team_meets(int team) {
-    if (team == 1)
-        asm volatile("bar.sync 1, 128;" ::: "memory");
-    else
-        asm volatile("bar.sync 2, 128;" ::: "memory");
-}
+/* Shared memory of a thread block: stages, boxes (those of the first team, then those of the second), and barriers. */
+struct room {
+    uint8_t *stages;
 
-/* ---- tensor cores ---- */
-
-HERE uint64_t descriptor(const void *pointer, uint32_t leading, uint32_t stride) {
-    uint64_t address = shared_address(pointer);
-    return (address & 0x3ffff) >> 4 | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
-           (uint64_t)1 << 62; /* rows of 128 bytes, swizzled */
-}
-
-#define SUMS                                                                                       \
-    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                      \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}"
-#define EIGHT(i)                                                                                                  \
-    "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), \
-        "+f"(sums[i + 6]), "+f"(sums[i + 7])
-#define ALL_SUMS                                                                                                \
-    EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24), EIGHT(32), EIGHT(40), EIGHT(48), EIGHT(56), EIGHT(64), EIGHT(72), \
-        EIGHT(80), EIGHT(88), EIGHT(96), EIGHT(104), EIGHT(112), EIGHT(120)
-#define MULTIPLY(shape, tail, ...)                                                                    \
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                        \
-                 "wgmma.mma_async.sync.aligned." shape " " SUMS ", %128, %129, p, 1, 1" tail ";\n}\n" \
-                 : ALL_SUMS                                                                           \
-                 : "l"(left), "l"(right), "r"(add), ##__VA_ARGS__)
-
-/* sums (64, 256) += left (64, 32 bytes) right; without `add` they are not read. */
-template <int Kind, int ByRows> HERE void multiply(float (&sums)[128], uint64_t left, uint64_t right, int add) {
-    if (Kind == BF16)
-        MULTIPLY("m64n256k16.f32.bf16.bf16", ", 0, %131", "n"(ByRows));
-    else
-        MULTIPLY("m64n256k16.f32.f16.f16", ", 0, %131", "n"(ByRows));
-}
-
-template <int Kind> HERE uint32_t narrow(float x, float y) {
-    uint32_t both;
-    if (Kind == BF16)
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
-    else
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
-    return both;
-}
-template <int Kind> HERE float2 widen(uint32_t both) {
-    if (Kind == BF16)
-        return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
-    return __half22float2(*(const __half2 *)&both);
-}
+    __device__ __forceinline__ uint8_t *boxes() const {
+        return stages + TU_TILE_STAGES * TU_TOGETHER_STAGE_BYTES;
+    }
+    __device__ __forceinline__ uint64_t *full() const { /* of stages */
+        return (uint64_t *)(boxes() + 2 * TU_TOGETHER_BOXES * TU_TOGETHER_BOX_BYTES);
+    }
+    __device__ __forceinline__ uint64_t *empty() const {
+        return full() + TU_TILE_STAGES;
+    }
+    __device__ __forceinline__ uint64_t *box_full() const {
+        return empty() + TU_TILE_STAGES;
+    }
+    __device__ __forceinline__ uint64_t *box_empty() const {
+        return box_full() + 2 * TU_TOGETHER_BOXES;
+    }
+    __device__ __forceinline__ uint64_t *loaded() const { /* of all boxes, while the shard is copied through them */
+        return box_empty() + 2 * TU_TOGETHER_BOXES;
+    }
+};
 
 /* ---- what ranks tell each other ---- */
 
@@ -137,16 +70,28 @@ HERE uint32_t *word_of(const tu_together_args &args, int owner, int half_tile, i
 }
 
 /* As raise_fault, but no call: calls would cost the teams that multiply their registers. */
-HERE void raise_timeout(const tu_together_args &args, int peer) {
+HERE void raise(const tu_together_args &args, uint32_t code, int peer, uint32_t theirs) {
     tu_cuda_fault *told = &((tu_cuda_report *)args.group.report)->fault;
-    if (atomicCAS(&((tu_cuda_words *)args.group.words)->fault, 0u, (uint32_t)TU_CUDA_FAULT_TIMEOUT) != 0)
+    if (atomicCAS(&((tu_cuda_words *)args.group.words)->fault, 0u, code) != 0)
         return;
     told->peer = (uint32_t)peer;
-    told->mine = told->theirs = told->channel = 0;
+    told->mine = args.signature;
+    told->theirs = theirs;
+    told->channel = 0;
     told->operation = args.operation;
     told->sequence = 0;
     __threadfence_system();
-    store_release32(&told->code, TU_CUDA_FAULT_TIMEOUT); /* pairs with the host's acquire load in tu_cuda_check */
+    store_release32(&told->code, code); /* pairs with the host's acquire load in tu_cuda_check */
+}
+
+/* Whether the peer has begun a call, and that is another than this: then a fault is raised. One that is ahead has made
+ * this call. */
+HERE bool differs(const tu_together_args &args, uint32_t number, int peer) {
+    uint64_t said = load_acquire64(&board_of(args, args.rank)->entered[peer]);
+    if ((uint32_t)(said >> 32) != number || (uint32_t)said == args.signature)
+        return false;
+    raise(args, TU_CUDA_FAULT_MISMATCH, peer, (uint32_t)said);
+    return true;
 }
 
 /* Waits until the word, which `peer` writes, has reached the call's number; false: a fault, or no more time. A rank's
@@ -161,13 +106,13 @@ HERE bool await_word(const tu_together_args &args, const uint32_t *word, uint32_
         __nanosleep(100); /* the tensor cores' warps come first */
         if ((spins & 15) != 15)
             continue;
-        if (has_fault(args.group))
+        if (has_fault(args.group) || differs(args, number, peer))
             return false;
         uint64_t now = global_time();
         if (deadline == 0)
             deadline = now + args.timeout_ns * (peer == args.rank ? 2 : 1);
         if (now > deadline) {
-            raise_timeout(args, peer);
+            raise(args, TU_CUDA_FAULT_TIMEOUT, peer, 0);
             return false;
         }
     }
@@ -177,6 +122,14 @@ HERE bool await_word(const tu_together_args &args, const uint32_t *word, uint32_
 HERE bool await_all(const tu_together_args &args, const uint32_t *words, uint32_t number) {
     int lane = threadIdx.x % 32;
     bool came = lane >= args.size || await_word(args, words + lane, number, lane);
+    return __all_sync(0xffffffffu, came);
+}
+
+/* The same: all ranks have begun this call. */
+HERE bool await_entered(const tu_together_args &args, uint32_t number) {
+    int lane = threadIdx.x % 32;
+    const uint32_t *upper = (const uint32_t *)&board_of(args, args.rank)->entered[lane % TU_TOGETHER_RANKS] + 1;
+    bool came = lane >= args.size || (await_word(args, upper, number, lane) && !differs(args, number, lane));
     return __all_sync(0xffffffffu, came);
 }
 
@@ -223,6 +176,12 @@ HERE int half_tile_of(const tu_together_args &args, int row, int column, int hal
     return (row * 2 + half) * tiles_of(args.columns, TU_TILE_COLUMNS) + column;
 }
 
+/* Stages of a tile: of f8 an even number. What is beyond the depth is loaded as zeros. */
+template <class Form> HERE int steps_of(const tu_together_args &args) {
+    int steps = tiles_of(args.depth, TU_TILE_BYTES / Form::element);
+    return Form::narrow ? tiles_of(steps, 2) * 2 : steps;
+}
+
 /* ---- adding: one warp, sixteen rows of a tile ---- */
 
 /* Eight elements of Rows rows, which are `step` bytes apart: the parts of Ranks ranks, all of them on their way before
@@ -254,17 +213,26 @@ HERE void add_eight(const tu_together_args &args, uint64_t from, uint64_t to, ui
     }
 }
 
-/* The same of any number of ranks, one after the other. */
+/* The same of any number of ranks, four at a time. */
 template <int Kind> HERE void add_any(const tu_together_args &args, uint64_t from, uint64_t to) {
     float2 sums[4];
 #pragma unroll 1
-    for (int rank = 0; rank < args.size; rank++) {
-        uint4 part = load_vector((const void *)(from + rank * args.part_bytes));
+    for (int first = 0; first < args.size; first += 4) {
+        uint4 parts[4];
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-            float2 x = widen<Kind>((&part.x)[k]);
-            sums[k] = rank == 0 ? x : make_float2(__fadd_rn(sums[k].x, x.x), __fadd_rn(sums[k].y, x.y));
-        }
+        for (int i = 0; i < 4; i++)
+            if (first + i < args.size)
+                parts[i] = load_vector((const void *)(from + (first + i) * args.part_bytes));
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                float2 x = widen<Kind>((&parts[i].x)[k]);
+                if (first + i == 0)
+                    sums[k] = x;
+                else if (first + i < args.size)
+                    sums[k] = make_float2(__fadd_rn(sums[k].x, x.x), __fadd_rn(sums[k].y, x.y));
+            }
     }
     uint4 result;
 #pragma unroll
@@ -285,10 +253,6 @@ template <int Kind> HERE void add_rows(const tu_together_args &args, uint64_t of
 #pragma unroll 1
         for (; row + 2 <= rows; row += 2, from += 2 * step, to += 2 * step)
             add_eight<Kind, 4, 2>(args, from, to, step);
-    } else if (args.size == 8) {
-#pragma unroll 1
-        for (; row < rows; row++, from += step, to += step)
-            add_eight<Kind, 8, 1>(args, from, to, step);
     }
 #pragma unroll 1
     for (; row < rows; row++, from += step, to += step)
@@ -299,6 +263,7 @@ template <int Kind> HERE void add_rows(const tu_together_args &args, uint64_t of
 template <int Kind> HERE void add_pieces(const tu_together_args &args, uint32_t number) {
     int lane = threadIdx.x % 32, rows = tiles_of(args.rows, TU_TILE_ROWS),
         columns = tiles_of(args.columns, TU_TILE_COLUMNS), count = rows * columns * PIECES;
+    __syncwarp();
     for (;;) {
         int piece = 0;
         if (lane == 0)
@@ -320,179 +285,359 @@ template <int Kind> HERE void add_pieces(const tu_together_args &args, uint32_t 
     }
 }
 
-/* ---- copying: this rank's shard to where the others read it ---- */
+/* ---- one warp asks for what the tensor cores read ---- */
 
-HERE void copy_shard(const tu_together_args &args, uint32_t number) {
-    tu_together_board *mine = board_of(args, args.rank);
-    int self = (int)threadIdx.x - 32, lane = threadIdx.x % 32;
-    bool all = await_all(args, mine->entered, number); /* nobody reads there any more what an earlier call has left */
-    uint64_t step = (uint64_t)gridDim.x * SIDE_WARPS * 32 * 16;
-    for (uint64_t i = ((uint64_t)blockIdx.x * SIDE_WARPS * 32 + self) * 16; all && i < args.shard_bytes;
-         i += 4 * step) {
-        uint4 vector[4];
+template <class Form, int ByRows> HERE void fetch(const tu_together_args &args, const room &room, uint32_t number) {
+    int columns = TU_TILE_BYTES / Form::element, steps = steps_of<Form>(args), stage = 0, phase = 0;
+    int count = tile_count(args), ready = args.rank;
+    prefetch_map(&args.right);
+    for (int rank = 0; rank < (args.scatters ? 1 : args.size); rank++)
+        prefetch_map(&args.left[rank]);
+    for (int index = (int)blockIdx.x; index < count; index += (int)gridDim.x) {
+        tile at = tile_at(args, index);
+        if (!args.scatters && at.rank != ready && at.rank != args.rank) {
+            /* Without it what is read is not the shard, and the group has ended. */
+            if (await_word(args, &board_of(args, args.rank)->ready[at.rank], number, at.rank))
+                (void)differs(args, number, at.rank);
+            order_copies_global();
+            ready = at.rank;
+        }
+        const tu_tensor_map *left = &args.left[args.scatters ? 0 : at.rank];
+        int row = (args.scatters ? at.rank * args.rows : 0) + at.row * TU_TILE_ROWS;
+        for (int step = 0; step < steps; step++) {
+            uint8_t *to = room.stages + stage * TU_TOGETHER_STAGE_BYTES, *right = to + TU_TILE_ROWS * TU_TILE_BYTES;
+            barrier_await(&room.empty()[stage], phase ^ 1);
+            barrier_expect(&room.full()[stage], TU_TOGETHER_STAGE_BYTES);
+            load_box(to, left, &room.full()[stage], step * columns, row);
+            if (ByRows) {
 #pragma unroll
-        for (int k = 0; k < 4; k++)
-            if (i + k * step < args.shard_bytes)
-                vector[k] = load_vector((const void *)(args.shard + i + k * step));
-#pragma unroll
-        for (int k = 0; k < 4; k++)
-            if (i + k * step < args.shard_bytes)
-                store_vector((void *)(args.half + i + k * step), vector[k]);
+                for (int i = 0; i < TU_TILE_COLUMNS / 64; i++)
+                    load_box(right + i * 64 * TU_TILE_BYTES, &args.right, &room.full()[stage],
+                             at.column * TU_TILE_COLUMNS + i * 64, step * columns);
+            } else {
+                load_box(right, &args.right, &room.full()[stage], step * columns, at.column * TU_TILE_COLUMNS);
+            }
+            if (++stage == TU_TILE_STAGES) {
+                stage = 0;
+                phase ^= 1;
+            }
+        }
     }
-    asm volatile("fence.proxy.async.global;" ::: "memory"); /* the others read it by the copy engine */
+}
+
+/* ---- one warp copies the shard, and sends off what the others have made ---- */
+
+HERE bool copies(const tu_together_args &args) {
+    return args.half != 0 || args.scales_half != 0;
+}
+
+/* This thread block's share of the shard, through the boxes, and of its scales, to where the others read them. */
+HERE void copy_shard(const tu_together_args &args, const room &room, bool may, uint32_t number) {
+    constexpr uint64_t most = 2 * TU_TOGETHER_BOXES * TU_TOGETHER_BOX_BYTES;
+    tu_together_board *mine = board_of(args, args.rank);
+    int lane = threadIdx.x % 32, phase = 0;
+    if (args.scales_half != 0)
+        for (int i = (int)blockIdx.x * 32 + lane; may && i < args.rows; i += (int)gridDim.x * 32)
+            ((float *)args.scales_half)[i] = ((const float *)args.scales)[i];
+    if (lane == 0 && args.half != 0) {
+        for (uint64_t at = blockIdx.x * most; may && at < args.shard_bytes; at += gridDim.x * most, phase ^= 1) {
+            uint32_t bytes = (uint32_t)min(most, args.shard_bytes - at);
+            barrier_expect(room.loaded(), bytes);
+            load_bytes(room.boxes(), args.shard + at, bytes, room.loaded());
+            barrier_await(room.loaded(), phase);
+            store_bytes(args.half + at, room.boxes(), bytes);
+            stores_commit();
+            stores_await_read<0>();
+        }
+        stores_await();
+        order_copies_global();
+    }
     __threadfence_system();
-    asm volatile("bar.sync 3, 96;" ::: "memory");
+    __syncwarp();
     bool last = false;
-    if (self == 0)
+    if (lane == 0)
         last = atomicAdd(&mine->copied, 1u) == gridDim.x - 1;
-    if (self >= 32 || !__shfl_sync(0xffffffffu, last, 0) || !all)
+    if (!__shfl_sync(0xffffffffu, last, 0) || !may)
         return;
     __threadfence_system();
     if (lane < args.size)
         store_release32(&board_of(args, lane)->ready[args.rank], number); /* pairs with the load in fetch */
 }
 
-/* ---- one warp asks for what the tensor cores read ---- */
-
-template <int ByRows>
-HERE void fetch(const tu_together_args &args, uint8_t *stages, uint64_t *full, uint64_t *empty, uint32_t number,
-                int element) {
-    int columns = TU_TILE_BYTES / element, steps = tiles_of(args.depth, columns), stage = 0, phase = 0;
-    int count = tile_count(args), ready = args.rank;
-    for (int index = (int)blockIdx.x; index < count; index += (int)gridDim.x) {
-        tile at = tile_at(args, index);
-        if (!args.scatters && at.rank != ready && at.rank != args.rank) {
-            /* Without it what is read is not the shard, and the group has ended. */
-            (void)await_word(args, &board_of(args, args.rank)->ready[at.rank], number, at.rank);
-            asm volatile("fence.proxy.async.global;" ::: "memory");
-            ready = at.rank;
-        }
-        const tu_tensor_map *left = &args.left[args.scatters ? 0 : at.rank];
-        int row = (args.scatters ? at.rank * args.rows : 0) + at.row * TU_TILE_ROWS;
-        for (int step = 0; step < steps; step++) {
-            uint8_t *to = stages + stage * TU_TOGETHER_STAGE_BYTES, *right = to + TU_TILE_ROWS * TU_TILE_BYTES;
-            barrier_await(&empty[stage], phase ^ 1);
-            barrier_expect(&full[stage], TU_TOGETHER_STAGE_BYTES);
-            load_box(to, left, &full[stage], step * columns, row);
-            if (ByRows) {
-#pragma unroll
-                for (int i = 0; i < TU_TILE_COLUMNS / 64; i++)
-                    load_box(right + i * 64 * TU_TILE_BYTES, &args.right, &full[stage],
-                             at.column * TU_TILE_COLUMNS + i * 64, step * columns);
-            } else {
-                load_box(right, &args.right, &full[stage], step * columns, at.column * TU_TILE_COLUMNS);
-            }
-            if (++stage == TU_TILE_STAGES) {
-                stage = 0;
-                phase ^= 1;
-            }
-        }
-    }
-}
-
-/* ---- two teams multiply, and hand their half tiles out ---- */
-
-/* Where a team's half tiles go, and what it has not announced yet. */
-struct outlet {
-    uint8_t *room;  /* in shared memory: 64 rows by 128 columns, in two boxes */
-    uint32_t *word; /* of the half tile before; NULL: there is none */
-    bool entered;   /* of a scatter: all ranks have begun the call, and nobody uses the stages of an earlier one */
+/* What one thread knows of the boxes that it sends off. */
+struct sender {
+    int sent[2]; /* boxes of each team so far */
+    int open;    /* the box that was sent last, and may not have been read; -1: none */
 };
 
-/* By one thread of the team: what was handed out before has arrived, and is announced. */
-HERE void announce(outlet &outlet, uint32_t number) {
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-    if (outlet.word != nullptr) {
-        asm volatile("fence.proxy.async.global;" ::: "memory");
-        store_release32(outlet.word, number); /* pairs with the load in add_pieces */
-    }
-    outlet.word = nullptr;
+HERE void free_open(const room &room, sender &of) {
+    if (of.open >= 0)
+        barrier_arrive(&room.box_empty()[of.open]);
+    of.open = -1;
 }
 
-template <int Kind>
-HERE void hand_out(const tu_together_args &args, const float (&sums)[128], outlet &outlet, tile at, int team,
-                   uint32_t number) {
-    int thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32, half = team - 1;
+/* The next box of a team, if it is full. */
+HERE bool send_box(const tu_together_args &args, const room &room, sender &of, tile at, int half, bool may) {
+    int part = of.sent[half] % TILE_BOXES, slot = of.sent[half] % TU_TOGETHER_BOXES,
+        box = half * TU_TOGETHER_BOXES + slot;
+    if (!barrier_has(&room.box_full()[box], of.sent[half] / TU_TOGETHER_BOXES & 1))
+        return false;
+    if (may)
+        store_box(&args.out[at.rank], room.boxes() + box * TU_TOGETHER_BOX_BYTES,
+                  at.column * TU_TILE_COLUMNS + part * BOX_COLUMNS, at.row * TU_TILE_ROWS + half * 64);
+    stores_commit();
+    stores_await_read<1>();
+    free_open(room, of);
+    of.open = box;
+    of.sent[half]++;
+    return true;
+}
+
+HERE void send_boxes(const tu_together_args &args, const room &room, bool may, uint32_t number) {
+    int count = tile_count(args), end = TILE_BOXES;
+    sender of = { { 0, 0 }, -1 };
+    for (int index = (int)blockIdx.x; index < count; index += (int)gridDim.x, end += TILE_BOXES) {
+        tile at = tile_at(args, index);
+        while (of.sent[0] < end || of.sent[1] < end) {
+            bool any = of.sent[0] < end && send_box(args, room, of, at, 0, may);
+            any |= of.sent[1] < end && send_box(args, room, of, at, 1, may);
+            if (any || of.open < 0)
+                continue;
+            stores_await_read<0>();
+            free_open(room, of);
+        }
+        stores_await_read<0>();
+        free_open(room, of);
+        if (!args.scatters || !may)
+            continue;
+        stores_await();
+        order_copies_global();
+        for (int half = 0; half < 2; half++) /* pairs with the load in add_pieces */
+            store_release32(word_of(args, at.rank, half_tile_of(args, at.row, at.column, half), args.rank), number);
+    }
+    stores_await();
+}
+
+HERE void serve(const tu_together_args &args, const room &room, uint32_t number) {
+    /* Nobody uses there any more what an earlier call has left. */
+    bool may = !args.scatters && !copies(args);
+    if (!may)
+        may = await_entered(args, number);
+    if (copies(args))
+        copy_shard(args, room, may, number);
+    if (threadIdx.x % 32 != 0)
+        return;
+    for (int i = 0; i < 2 * TU_TOGETHER_BOXES; i++)
+        barrier_arrive(&room.box_empty()[i]);
+    if (args.result != F32)
+        send_boxes(args, room, may, number);
+}
+
+/* ---- two teams multiply ---- */
+
+/* Where a team is in the rings of stages and of its boxes. */
+struct place {
+    int stage, phase;
+    int box, box_phase;
+};
+
+HERE void next_stage(place &at) {
+    if (++at.stage == TU_TILE_STAGES) {
+        at.stage = 0;
+        at.phase ^= 1;
+    }
+}
+
+/* A tile of 16-bit floats: the products of one stage are under way while those of the next are begun. */
+template <int Kind, int ByRows>
+HERE void multiply_tile(const room &room, float (&sums)[128], place &at, int team, int steps) {
+    bool first = threadIdx.x % 128 == 0;
+    int last = -1;
+    for (int step = 0; step < steps; step++) {
+        barrier_await(&room.full()[at.stage], at.phase);
+        const uint8_t *left = room.stages + at.stage * TU_TOGETHER_STAGE_BYTES + (team - 1) * 64 * TU_TILE_BYTES,
+                      *right = room.stages + at.stage * TU_TOGETHER_STAGE_BYTES + TU_TILE_ROWS * TU_TILE_BYTES;
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < TU_TILE_BYTES / 32; i++)
+            multiply<Kind, ByRows>(sums, descriptor(left + i * 32, 16, 1024),
+                                   ByRows ? descriptor(right + i * 16 * 128, 64 * TU_TILE_BYTES, 1024)
+                                          : descriptor(right + i * 32, 16, 1024),
+                                   step > 0 || i > 0);
+        products_commit();
+        products_await<1>(sums);
+        if (last >= 0 && first)
+            barrier_arrive(&room.empty()[last]);
+        last = at.stage;
+        next_stage(at);
+    }
+    products_await<0>(sums);
+    if (first)
+        barrier_arrive(&room.empty()[last]);
+}
+
+/* A tile of f8: what the tensor cores have made of two stages, and half of the columns, is added to the sums. */
+template <int Left, int Right>
+HERE void multiply_tile_f8(const room &room, float (&sums)[128], place &at, int team, int steps) {
+#pragma unroll
+    for (int i = 0; i < 128; i++)
+        sums[i] = 0;
+#pragma unroll 1
+    for (int step = 0; step < steps; step += 2) {
+        place second = at;
+        next_stage(second);
+        barrier_await(&room.full()[at.stage], at.phase);
+        barrier_await(&room.full()[second.stage], second.phase);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float parts[64];
+            products_begin();
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                const uint8_t *left = room.stages + (k == 0 ? at.stage : second.stage) * TU_TOGETHER_STAGE_BYTES,
+                              *right = left + (TU_TILE_ROWS + half * 128) * TU_TILE_BYTES;
+                left += (team - 1) * 64 * TU_TILE_BYTES;
+#pragma unroll
+                for (int i = 0; i < TU_TILE_BYTES / 32; i++)
+                    multiply_f8<Left, Right>(parts, descriptor(left + i * 32, 16, 1024),
+                                             descriptor(right + i * 32, 16, 1024), k > 0 || i > 0);
+            }
+            products_commit();
+            products_await<0>(parts);
+            if (half == 1 && threadIdx.x % 128 == 0) {
+                barrier_arrive(&room.empty()[at.stage]);
+                barrier_arrive(&room.empty()[second.stage]);
+            }
+#pragma unroll
+            for (int i = 0; i < 64; i++)
+                sums[half * 64 + i] = __fadd_rn(sums[half * 64 + i], parts[i]);
+        }
+        at = second;
+        next_stage(at);
+    }
+}
+
+/* ---- and leave what they have made in boxes ---- */
+
+template <int Kind> HERE void fill_boxes(const room &room, const float (&sums)[128], place &at, int team) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     /* Four matrices of 8 by 8: the lane says where a row of one of them goes. */
     int row = warp * 16 + (lane / 8 % 2) * 8 + lane % 8;
-    bool may = true;
 #pragma unroll
-    for (int part = 0; part < 2; part++) {
-        if (thread == 0 && part == 0) {
-            announce(outlet, number);
-            for (int rank = 0; args.scatters && !outlet.entered && may && rank < args.size; rank++)
-                may = await_word(args, &board_of(args, args.rank)->entered[rank], number, rank);
-            outlet.entered = may;
-        } else if (thread == 0) {
-            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-        }
-        team_meets(team);
+    for (int part = 0; part < TILE_BOXES; part++) {
+        int box = (team - 1) * TU_TOGETHER_BOXES + at.box;
+        uint32_t address = shared_address(room.boxes() + box * TU_TOGETHER_BOX_BYTES) + row * 128;
+        barrier_await(&room.box_empty()[box], at.box_phase);
 #pragma unroll
-        for (int i = 0; i < 8; i++) { /* sixteen columns each */
-            const float *x = sums + part * 64 + i * 8;
-            int chunk = i * 2 + lane / 16;
-            uint32_t to = shared_address(outlet.room) + chunk / 8 * 8192 + row * 128 + ((chunk % 8) ^ (row % 8)) * 16;
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+        for (int i = 0; i < 4; i++) { /* sixteen columns each */
+            const float *x = sums + part * 32 + i * 8;
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                             address + ((i * 2 + lane / 16) ^ (row % 8)) * 16),
                          "r"(narrow<Kind>(x[0], x[1])), "r"(narrow<Kind>(x[2], x[3])), "r"(narrow<Kind>(x[4], x[5])),
                          "r"(narrow<Kind>(x[6], x[7]))
                          : "memory");
         }
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        team_meets(team);
-        if (thread == 0 && may) {
-            int column = at.column * TU_TILE_COLUMNS + part * 128, first = at.row * TU_TILE_ROWS + half * 64;
-            store_box(&args.out[at.rank], outlet.room, column, first);
-            store_box(&args.out[at.rank], outlet.room + 8192, column + 64, first);
-            asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        order_copies_shared();
+        __syncwarp();
+        if (lane == 0)
+            barrier_arrive(&room.box_full()[box]);
+        if (++at.box == TU_TOGETHER_BOXES) {
+            at.box = 0;
+            at.box_phase ^= 1;
         }
     }
-    if (thread == 0 && args.scatters && may)
-        outlet.word = word_of(args, at.rank, half_tile_of(args, at.row, at.column, half), args.rank);
 }
 
-template <int Kind, int ByRows>
-HERE void multiply_tiles(const tu_together_args &args, uint8_t *stages, uint64_t *full, uint64_t *empty, int team,
-                         uint32_t number) {
-    int steps = tiles_of(args.depth, TU_TILE_BYTES / 2), stage = 0, phase = 0, count = tile_count(args);
-    outlet outlet = { stages + TU_TILE_STAGES * TU_TOGETHER_STAGE_BYTES + (team - 1) * TU_TOGETHER_OUT_BYTES, nullptr,
-                      false };
-    bool first = threadIdx.x % 128 == 0;
+/* Two rows of a lane's sums, and the columns of pair j of a tile. */
+HERE int row_of_lane(tile at, int team) {
+    return at.row * TU_TILE_ROWS + (team - 1) * 64 + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+}
+HERE int column_of_pair(tile at, int j) {
+    return at.column * TU_TILE_COLUMNS + j * 8 + threadIdx.x % 4 * 2;
+}
+
+/* The scales of this lane's two rows: on their way while the tile is made. Written by another rank, maybe: the word of
+ * its shard was awaited before any of it was read. */
+HERE float2 row_scales(const tu_together_args &args, tile at, int team) {
+    int row = row_of_lane(at, team);
+    const uint32_t *scales = (const uint32_t *)args.row_scales[at.rank];
+    return make_float2(__uint_as_float(load_relaxed32(scales + min(row, args.rows - 1) * args.row_step)),
+                       __uint_as_float(load_relaxed32(scales + min(row + 8, args.rows - 1) * args.row_step)));
+}
+
+/* The scales of a tile's columns come to the first-level cache while it is made. */
+HERE void fetch_column_scales(const tu_together_args &args, tile at) {
+    int column = min(at.column * TU_TILE_COLUMNS + (int)threadIdx.x % 128 * 2, args.columns - 2);
+    float scale;
+    asm volatile("ld.global.ca.f32 %0, [%1];"
+                 : "=f"(scale)
+                 : "l"((const float *)args.column_scales + column * args.column_step));
+}
+
+/* As kernel_scaled has it, and no multiplication and addition in one. */
+HERE void apply_scales(const tu_together_args &args, float (&sums)[128], float2 of_rows, tile at) {
+    const float *scales = (const float *)args.column_scales, *bias = (const float *)args.bias;
+#pragma unroll
+    for (int j = 0; j < 32; j++) {
+        int column = min(column_of_pair(at, j), args.columns - 2);
+        float first = __ldg(scales + column * args.column_step),
+              second = args.column_step == 0 ? first : __ldg(scales + column + 1);
+        float *x = sums + j * 4;
+        x[0] = __fmul_rn(__fmul_rn(x[0], of_rows.x), first);
+        x[1] = __fmul_rn(__fmul_rn(x[1], of_rows.x), second);
+        x[2] = __fmul_rn(__fmul_rn(x[2], of_rows.y), first);
+        x[3] = __fmul_rn(__fmul_rn(x[3], of_rows.y), second);
+    }
+    if (bias == nullptr && args.whole == 0)
+        return;
+    float whole = args.whole != 0 ? __ldg((const float *)args.whole) : 1;
+#pragma unroll
+    for (int i = 0; i < 128; i++) {
+        int column = min(column_of_pair(at, i / 4), args.columns - 2) + i % 2;
+        sums[i] = __fmul_rn(__fadd_rn(sums[i], bias != nullptr ? __ldg(bias + column) : 0), whole);
+    }
+}
+
+/* Results in f32 go to memory as they are: this rank's own. */
+HERE void store_wide(const tu_together_args &args, const float (&sums)[128], tile at, int team) {
+    int row = row_of_lane(at, team);
+    float *to = (float *)args.wide + ((uint64_t)at.rank * args.rows + row) * args.columns;
+#pragma unroll
+    for (int i = 0; i < 64; i++) {
+        int column = column_of_pair(at, i / 2), below = i % 2 * 8;
+        if (row + below < args.rows && column < args.columns)
+            *(float2 *)(to + (uint64_t)below * args.columns + column) = make_float2(sums[i * 2], sums[i * 2 + 1]);
+    }
+}
+
+template <int Left, int Right, int ByRows>
+HERE void multiply_tiles(const tu_together_args &args, const room &room, int team, uint32_t number) {
+    typedef form<Left, Right, ByRows> form;
+    int steps = steps_of<form>(args), count = tile_count(args);
+    place place = { 0, 0, 0, 0 };
     float sums[128];
     for (int index = (int)blockIdx.x; index < count; index += (int)gridDim.x) {
         tile at = tile_at(args, index);
-        int last = -1;
-        for (int step = 0; step < steps; step++) {
-            barrier_await(&full[stage], phase);
-            const uint8_t *left = stages + stage * TU_TOGETHER_STAGE_BYTES + (team - 1) * 64 * TU_TILE_BYTES,
-                          *right = stages + stage * TU_TOGETHER_STAGE_BYTES + TU_TILE_ROWS * TU_TILE_BYTES;
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-            for (int i = 0; i < TU_TILE_BYTES / 32; i++)
-                multiply<Kind, ByRows>(sums, descriptor(left + i * 32, 16, 1024),
-                                       ByRows ? descriptor(right + i * 16 * 128, 64 * TU_TILE_BYTES, 1024)
-                                              : descriptor(right + i * 32, 16, 1024),
-                                       step > 0 || i > 0);
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-            if (last >= 0 && first)
-                barrier_arrive(&empty[last]);
-            last = stage;
-            if (++stage == TU_TILE_STAGES) {
-                stage = 0;
-                phase ^= 1;
-            }
+        if constexpr (form::narrow) {
+            barrier_await(&room.full()[place.stage], place.phase);
+            float2 of_rows = row_scales(args, at, team);
+            fetch_column_scales(args, at);
+            multiply_tile_f8<Left, Right>(room, sums, place, team, steps);
+            apply_scales(args, sums, of_rows, at);
+            if (args.result == BF16)
+                fill_boxes<BF16>(room, sums, place, team);
+            else if (args.result == F16)
+                fill_boxes<F16>(room, sums, place, team);
+            else
+                store_wide(args, sums, at, team);
+        } else {
+            multiply_tile<Left, ByRows>(room, sums, place, team, steps);
+            fill_boxes<Left>(room, sums, place, team);
         }
-        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-        if (first)
-            barrier_arrive(&empty[last]);
-        hand_out<Kind>(args, sums, outlet, at, team, number);
     }
-    if (first)
-        announce(outlet, number);
-    if (args.scatters) {
-        __syncwarp();
-        add_pieces<Kind>(args, number);
-    }
+    if constexpr (!form::narrow)
+        if (args.scatters)
+            add_pieces<Left>(args, number);
 }
 
 /* ---- the kernel ---- */
@@ -503,9 +648,9 @@ HERE void enter(const tu_together_args &args, uint32_t number) {
     __threadfence_system(); /* everything that earlier kernels of this stream stored */
     if (lane < args.size) {
         tu_together_board *theirs = board_of(args, lane);
-        if (!args.scatters && args.half == 0)
+        store_release64(&theirs->entered[args.rank], (uint64_t)number << 32 | args.signature);
+        if (!args.scatters && !copies(args))
             store_release32(&theirs->ready[args.rank], number);
-        store_release32(&theirs->entered[args.rank], number);
     }
 }
 
@@ -536,20 +681,31 @@ HERE void leave(const tu_together_args &args, uint32_t number) {
         count_end(args.group);
 }
 
-template <int Kind, int ByRows> HERE void run(const tu_together_args &args) {
+HERE room open_room(uint8_t *raw) {
+    room made = { (uint8_t *)(((uintptr_t)raw + 1023) / 1024 * 1024) };
+    if (threadIdx.x != 0)
+        return made;
+    for (int i = 0; i < TU_TILE_STAGES; i++) {
+        barrier_open(&made.full()[i], 1);
+        barrier_open(&made.empty()[i], 2);
+    }
+    for (int i = 0; i < 2 * TU_TOGETHER_BOXES; i++) {
+        barrier_open(&made.box_full()[i], 4);
+        barrier_open(&made.box_empty()[i], 1);
+    }
+    barrier_open(made.loaded(), 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    order_copies_shared();
+    return made;
+}
+
+template <int Left, int Right, int ByRows> HERE void run(const tu_together_args &args) {
+    typedef form<Left, Right, ByRows> form;
     extern __shared__ uint8_t raw[];
     __shared__ uint32_t call, fault;
-    uint8_t *stages = (uint8_t *)(((uintptr_t)raw + 1023) / 1024 * 1024);
-    uint64_t *full = (uint64_t *)(stages + TU_TILE_STAGES * TU_TOGETHER_STAGE_BYTES + 2 * TU_TOGETHER_OUT_BYTES),
-             *empty = full + TU_TILE_STAGES;
     int team = threadIdx.x / 128, warp = threadIdx.x / 32;
+    room room = open_room(raw);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < TU_TILE_STAGES; i++) {
-            barrier_open(&full[i], 1);
-            barrier_open(&empty[i], 2);
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         await_order(args.group, args.timeout_ns);
         fault = has_fault(args.group);
         call = load_relaxed32(&board_of(args, args.rank)->calls) + 1;
@@ -560,16 +716,17 @@ template <int Kind, int ByRows> HERE void run(const tu_together_args &args) {
         if (blockIdx.x == 0 && warp == 0)
             enter(args, number);
         if (team == 0) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(form::few));
             if (threadIdx.x == 0)
-                fetch<ByRows>(args, stages, full, empty, number, 2);
-            else if (warp > 0 && args.scatters)
-                add_pieces<Kind>(args, number);
-            else if (warp > 0 && args.half != 0)
-                copy_shard(args, number);
+                fetch<form, ByRows>(args, room, number);
+            else if (warp == 1)
+                serve(args, room, number);
+            else if constexpr (!form::narrow)
+                if (warp > 1 && args.scatters)
+                    add_pieces<Left>(args, number);
         } else {
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
-            multiply_tiles<Kind, ByRows>(args, stages, full, empty, team, number);
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(form::many));
+            multiply_tiles<Left, Right, ByRows>(args, room, team, number);
         }
         __syncthreads();
     }
@@ -581,12 +738,16 @@ template <int Kind, int ByRows> HERE void run(const tu_together_args &args) {
     }
 }
 
-#define KERNEL(name, kind, by_rows)                                             \
+#define KERNEL(name, left, right, by_rows)                                      \
     extern "C" __global__ void __launch_bounds__(TU_TOGETHER_THREADS, 1)        \
         kernel_together_##name(const __grid_constant__ tu_together_args args) { \
-        run<kind, by_rows>(args);                                               \
+        run<left, right, by_rows>(args);                                        \
     }
-KERNEL(bf16_columns, BF16, 0)
-KERNEL(bf16_rows, BF16, 1)
-KERNEL(f16_columns, F16, 0)
-KERNEL(f16_rows, F16, 1)
+KERNEL(bf16_columns, BF16, BF16, 0)
+KERNEL(bf16_rows, BF16, BF16, 1)
+KERNEL(f16_columns, F16, F16, 0)
+KERNEL(f16_rows, F16, F16, 1)
+KERNEL(e4m3_e4m3, E4M3, E4M3, 0)
+KERNEL(e4m3_e5m2, E4M3, E5M2, 0)
+KERNEL(e5m2_e4m3, E5M2, E4M3, 0)
+KERNEL(e5m2_e5m2, E5M2, E5M2, 0)

@@ -12,6 +12,8 @@
 #include "fused/device.h"
 #include "gpu.h"
 
+#include "counted.h" /* behind gpu.h, which says where tensors are made */
+
 /* ---- one rank, and made up ones ---- */
 
 static void check_alone(tutti_group *group) {
@@ -200,22 +202,6 @@ TEST_GPU(products_of_many_pieces_are_added_in_rank_order) {
 
 /* ---- in one kernel ---- */
 
-/* Whether the GPU has the kernel that computes and communicates at once. */
-static bool is_hopper(void) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    int (*ask)(int *, int, int) = (int (*)(int *, int, int))dlsym(library, "cuDeviceGetAttribute");
-    int major = 0;
-    CHECK(ask != NULL && ask(&major, 75, 0) == 0);
-    return major == 9;
-}
-
-static tt_tensor *symmetric_there(tutti_world *world, tt_tensor *x) {
-    tt_symm_options options = TT_SYMM_OPTIONS_INIT;
-    options.device = test_device();
-    tt_tensor *copy = tt_symm_empty(world, tt_sizes(x), tt_dtype(x), &options);
-    return tt_copy_(copy, there(x));
-}
-
 /* A right matrix by rows, or by columns. */
 static tt_tensor *right_of(int64_t depth, int64_t columns, tutti_dtype dtype, int seed, int by_columns) {
     return by_columns ? tt_transpose(whole(tt_shape(columns, depth), dtype, seed), 0, 1)
@@ -235,10 +221,11 @@ TEST_GPU(one_kernel_gathers_and_multiplies_tiles_and_what_is_left_over) {
         tt_dims shape = tt_shape(extent[0], extent[2]);
         tt_tensor *all = all_of(shape, dtype, ranks, 0), *left = NULL,
                   *right = right_of(extent[2], extent[1], dtype, 40 + rank, i / 2 % 2), *x = whole(shape, dtype, rank),
+                  *placed = i / 2 % 2 != 0 ? by_columns_there(right) : there(right),
                   *shard = i / 4 % 2 == 0 ? there(x) : symmetric_there(world, x);
         for (int round = 0; round < 3; round++) {
             tt_tensor_list made =
-                tt_fused_all_gather_matmul(shard, tt_tensors(there(right)), 0, group, round == 2 ? &left : NULL);
+                tt_fused_all_gather_matmul(shard, tt_tensors(placed), 0, group, round == 2 ? &left : NULL);
             CHECK(made.count == 1 && tt_equal(back(made.at[0]), tt_matmul(all, right)));
             calls++;
         }
@@ -264,7 +251,8 @@ TEST_GPU(one_kernel_multiplies_and_adds_in_rank_order_with_one_rounding) {
         }
         tt_tensor *expected = tt_to(average ? tt_div_scalar(sum, ranks) : sum, dtype),
                   *x = there(whole(shape, dtype, rank)),
-                  *right = there(right_of(extent[2], extent[1], dtype, 40 + rank, i / 2 % 2));
+                  *right = right_of(extent[2], extent[1], dtype, 40 + rank, i / 2 % 2);
+        right = i / 2 % 2 != 0 ? by_columns_there(right) : there(right);
         for (int round = 0; round < 3; round++) {
             tt_tensor *part = tt_fused_matmul_reduce_scatter(x, right, average ? TUTTI_AVG : TUTTI_SUM, 0, group);
             CHECK(part != NULL && tt_equal(back(part), expected));
@@ -309,7 +297,7 @@ static void check_scaled(tutti_group *group, int64_t depth, bool by_rows) {
     options.out_dtypes = &(tutti_dtype){ TUTTI_F32 };
     options.out_dtype_count = 1;
     tt_tensor_list made =
-        tt_fused_all_gather_scaled_matmul(there(whole(shape, TUTTI_F8_E4M3, rank)), tt_tensors(there(right)),
+        tt_fused_all_gather_scaled_matmul(there(whole(shape, TUTTI_F8_E4M3, rank)), tt_tensors(by_columns_there(right)),
                                           there(of_all[rank]), tt_tensors(there(of_right)), 0, group, &options, NULL);
     CHECK(made.count == 1 &&
           tt_equal(back(made.at[0]), tt_scaled_matmul(all, right, of_rows, of_right, NULL, NULL, TUTTI_F32)));
@@ -320,8 +308,8 @@ static void check_scaled(tutti_group *group, int64_t depth, bool by_rows) {
         sum = from == 0 ? one : tt_add(sum, one);
     }
     tt_tensor *part = tt_fused_scaled_matmul_reduce_scatter(
-        there(whole(tt_shape(8 * ranks, depth), TUTTI_F8_E4M3, rank)), there(right), there(scale), there(of_right),
-        TUTTI_SUM, 0, 0, tt_shape(8 * ranks, 16), NULL, NULL, TUTTI_F32, group);
+        there(whole(tt_shape(8 * ranks, depth), TUTTI_F8_E4M3, rank)), by_columns_there(right), there(scale),
+        there(of_right), TUTTI_SUM, 0, 0, tt_shape(8 * ranks, 16), NULL, NULL, TUTTI_F32, group);
     CHECK(part != NULL && tt_equal(back(part), part_of(sum, 0, rank, ranks)));
 }
 
@@ -332,6 +320,37 @@ TEST_RANKS(narrow_matrices_with_one_scale_or_one_for_each_row_are_multiplied) {
         check_scaled(group, 12, by_rows != 0); /* not by the library */
     }
     END;
+}
+
+/* The form by multicast: refused without it, by words that say so; else the same product, call after call. */
+static void check_multimem(tutti_world *world, void *software) {
+    tt_scope outer = tt_scope_open();
+    void *stream = tt_stream_new(test_device());
+    CHECK(tt_stream_set(test_device(), stream));
+    BEGIN;
+    tt_dims shape = tt_shape(24, 32);
+    tt_tensor *right = whole(tt_shape(32, 16), TUTTI_BF16, 5), *all = all_of(shape, TUTTI_BF16, ranks, 0);
+    for (int round = 0; round < 3; round++) {
+        tt_tensor *shard = there(whole(shape, TUTTI_BF16, rank));
+        tt_tensor_list made = tt_fused_all_gather_matmul_multimem(shard, tt_tensors(there(right), there(right)), group);
+        CHECK_EQ(made.count, software != NULL ? 2 : 0);
+        if (software != NULL)
+            CHECK(tt_equal(back(made.at[0]), tt_matmul(all, right)) && tt_equal(back(made.at[1]), back(made.at[0])));
+        else
+            FAILS((void)0, TUTTI_ERROR_UNSUPPORTED, "multicast support is required");
+    }
+    END;
+    tt_stream_release(test_device(), stream);
+    CHECK_OK(tt_scope_close(&outer));
+}
+
+TEST(every_rank_has_the_multimem_form_where_there_is_multicast) {
+    device_needed();
+    test_threads(2, check_multimem, NULL);
+    setenv("TUTTI_MULTICAST", "software", 1);
+    test_threads(gpu_ranks(), check_multimem, "software");
+    unsetenv("TUTTI_MULTICAST");
+    test_device_leave();
 }
 
 TEST_RANKS(gradients_are_fused_forms_and_agree_with_the_cpu) {
@@ -347,7 +366,10 @@ TEST_RANKS(gradients_are_fused_forms_and_agree_with_the_cpu) {
         }
         tt_tensor *part = tt_fused_matmul_reduce_scatter(leaves[0], leaves[1], TUTTI_SUM, 0, group),
                   *all = tt_fused_all_gather_matmul(leaves[2], tt_tensors(leaves[3]), 0, group, NULL).at[0];
-        tt_backward(tt_add(tt_sum(tt_mul(part, part)), tt_sum(tt_mul(all, all))), NULL);
+        counts found;
+        counted_backward(&found, tt_add(tt_sum(tt_mul(part, part)), tt_sum(tt_mul(all, all))));
+        /* of the scatter's inputs one gather, which serves both; of the gather's one scatter and one gather */
+        CHECK(found.gathers == 2 && found.scatters == 1 && found.plain == 0);
         for (int i = 0; i < 4; i++)
             grads[on][i] = on == 1 ? back(tt_grad(leaves[i])) : tt_grad(leaves[i]);
     }
@@ -500,6 +522,42 @@ TEST_GPU(a_group_that_is_aborted_ends_kernels_that_wait_and_the_device_goes_on) 
     BEGIN;
     check_held(world, false, true);
     check_held(world, true, true);
+    END;
+}
+
+/* A graph of one call that is made in one kernel; it lives as long as the test. */
+static void *graph_inside(const inside *of, bool scatters) {
+    driver graph = graphs();
+    void *stream = tt_stream(test_device()), *captured, *executable;
+    CHECK_EQ(graph.begin(stream, 1), 0);
+    CHECK(call_inside(of, scatters) != NULL);
+    CHECK_EQ(graph.end(stream, &captured), 0);
+    CHECK_EQ(graph.instantiate(&executable, captured, 0), 0);
+    return executable;
+}
+
+TEST_GPU(ranks_that_run_different_graphs_are_told_by_the_kernels_and_the_device_goes_on) {
+    BEGIN;
+    tutti_group *few;
+    CHECK_OK(tutti_group_new(world, NULL, ranks, NULL, &few));
+    if (!is_hopper())
+        SKIP("no kernel that computes and communicates at once");
+    inside of = inside_of(few);
+    check_inside(&of);
+    check_inside(&of);
+    CHECK(tt_synchronize(test_device()));
+    CHECK_OK(tutti_barrier(group, NULL));
+    void *gathers = graph_inside(&of, false), *scatters = graph_inside(&of, true);
+    CHECK_EQ(graphs().launch(rank == 0 ? gathers : scatters, tt_stream(test_device())), 0);
+    (void)tt_synchronize(test_device());
+    tt_error_clear();
+    CHECK_STATUS(tutti_group_check(few), TUTTI_ERROR_MISMATCH); /* and not the deadline's error */
+    CHECK_MESSAGE("do not make the same call");
+    CHECK_OK(tutti_barrier(group, NULL));
+    of = inside_of(group);
+    check_inside(&of);
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_group_release(few);
     END;
 }
 

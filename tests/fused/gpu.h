@@ -17,6 +17,11 @@ static inline tt_tensor *there(tt_tensor *x) {
     return tt_to_device(x, test_device());
 }
 
+/* A matrix that lies by columns does so there, too: a copy alone would lie by rows. */
+static inline tt_tensor *by_columns_there(tt_tensor *x) {
+    return tt_device_of(x) == TUTTI_CPU ? tt_transpose(there(tt_contiguous(tt_transpose(x, 0, 1))), 0, 1) : x;
+}
+
 static inline tt_tensor *back(tt_tensor *x) {
     return tt_to_device(x, TUTTI_CPU);
 }
@@ -110,6 +115,22 @@ static inline driver graphs(void) {
     void *context;
     CHECK(retain != NULL && set != NULL && retain(&context, 0) == 0 && set(context) == 0);
     return made;
+}
+
+/* Whether the GPU has the kernel that computes and communicates at once. */
+static inline bool is_hopper(void) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    int (*ask)(int *, int, int) = (int (*)(int *, int, int))dlsym(library, "cuDeviceGetAttribute");
+    int major = 0;
+    CHECK(ask != NULL && ask(&major, 75, 0) == 0);
+    return major == 9;
+}
+
+static inline tt_tensor *symmetric_there(tutti_world *world, tt_tensor *x) {
+    tt_symm_options options = TT_SYMM_OPTIONS_INIT;
+    options.device = test_device();
+    tt_tensor *copy = tt_symm_empty(world, tt_sizes(x), tt_dtype(x), &options);
+    return tt_copy_(copy, there(x));
 }
 
 #endif

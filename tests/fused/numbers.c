@@ -5,9 +5,8 @@
  * rounded, then added in rank order and rounded once. Rows of several ranks are multiplied together where one rank has
  * few.
  */
-#include "support.h"
+#include "counted.h"
 #include "tensor/gemm.h"
-#include "tensor/operator.h"
 
 static const tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16, TUTTI_F64, TUTTI_C64 };
 #define DTYPES (int)(sizeof dtypes / sizeof dtypes[0])
@@ -198,31 +197,14 @@ TEST_WORLD(a_gather_along_the_summed_dimension_gives_the_same_bits_on_every_rank
 
 /* ---- what gradients consist of ---- */
 
-typedef struct counts {
-    tu_call_recorder recorder;
-    int gathers, scatters, plain; /* fused ones of both kinds; collectives and gathers that are not fused */
-} counts;
-
-static tutti_status count(tu_call_recorder *recorder, tu_call *call) {
-    counts *of = (counts *)recorder;
-    const char *name = call->entry->name;
-    of->gathers += strncmp(name, "fused_all_gather", 16) == 0;
-    of->scatters += strncmp(name, "fused_matmul_reduce_scatter", 27) == 0;
-    of->plain += strncmp(name, "all_gather", 10) == 0 || strncmp(name, "reduce_scatter", 14) == 0 ||
-                 strncmp(name, "all_reduce", 10) == 0;
-    return TUTTI_OK;
-}
-
 /* The gradients of y = form(x, right) with respect to both, or one of them. */
 static counts count_gradients(tt_tensor *(*form)(tt_tensor *, tt_tensor *, tutti_group *), tutti_group *group,
                               bool of_x, bool of_right) {
-    counts found = { .recorder = { .record = count } };
+    counts found;
     tt_tensor *x = tt_require_grad(whole(tt_shape(4, 4), TUTTI_F32, tutti_group_rank(group)), of_x),
               *right = tt_require_grad(whole(tt_shape(4, 6), TUTTI_F32, 9), of_right);
     tt_tensor *loss = tt_sum(form(x, right, group));
-    tu_call_recorder_set(&found.recorder);
-    tt_backward(loss, NULL);
-    tu_call_recorder_set(NULL);
+    counted_backward(&found, loss);
     CHECK((tt_grad(x) != NULL) == of_x && (tt_grad(right) != NULL) == of_right);
     return found;
 }

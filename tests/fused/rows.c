@@ -91,9 +91,9 @@ static void check_scaled_gather(tutti_group *group, int dim, int mode, tutti_dty
     options.out_dtype_count = 1;
     tt_tensor_list here = tt_fused_all_gather_scaled_matmul(shard, tt_tensors(right), scale, tt_tensors(of_right), dim,
                                                             group, &options, &left),
-                   made = tt_fused_all_gather_scaled_matmul(there(shard), tt_tensors(there(right)), there(scale),
-                                                            tt_tensors(there(of_right)), dim, group, &options,
-                                                            &device_left);
+                   made = tt_fused_all_gather_scaled_matmul(there(shard), tt_tensors(by_columns_there(right)),
+                                                            there(scale), tt_tensors(there(of_right)), dim, group,
+                                                            &options, &device_left);
     CHECK(made.count == 1 && here.count == 1 && same(device_left, left));
     CHECK_EQ(tt_dtype(made.at[0]), dtype == 0 ? TUTTI_F8_E4M3 : dtype);
     CHECK(same(made.at[0], here.at[0]));
@@ -166,7 +166,7 @@ TEST_GPU(fused_scaled_matmul_reduce_scatter) {
             tt_tensor *x = whole(tt_shape(8, 64, 32), TUTTI_F8_E4M3, rank), *right = by_columns(32, 16, 7 + rank),
                       *scale = eighths(by_rows ? tt_shape(8, 64, 1) : tt_shape(1), by_rows ? 20 + rank : 20),
                       *of_right = eighths(by_rows ? tt_shape(1, 16) : tt_shape(1), by_rows ? 30 + rank : 30);
-            tt_tensor *made = tt_fused_scaled_matmul_reduce_scatter(there(x), there(right), there(scale),
+            tt_tensor *made = tt_fused_scaled_matmul_reduce_scatter(there(x), by_columns_there(right), there(scale),
                                                                     there(of_right), TUTTI_SUM, dim, dim,
                                                                     tt_shape(8, 64, 16), NULL, NULL, TUTTI_BF16, group),
                       *here = tt_fused_scaled_matmul_reduce_scatter(x, right, scale, of_right, TUTTI_SUM, dim, dim,

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What products that ranks make together use of Hopper, and CUDA C has no words for: barriers in shared memory, bulk
+ * copies, and the tensor cores' products of a team of four warps.
+ */
+#ifndef TU_TENSOR_CUDA_TOGETHER_PTX_CUH
+#define TU_TENSOR_CUDA_TOGETHER_PTX_CUH
+
+#include <stdint.h>
+
+#include <cuda_fp16.h>
+
+#include "together.h"
+
+#define HERE static __device__ __forceinline__
+
+/* Of elements. */
+enum kind {
+    BF16 = TU_TOGETHER_BF16,
+    F16 = TU_TOGETHER_F16,
+    F32 = TU_TOGETHER_F32,
+    E4M3,
+    E5M2
+};
+
+/* ---- barriers in shared memory ---- */
+
+HERE uint32_t shared_address(const void *pointer) {
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+HERE void barrier_open(uint64_t *barrier, int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
+}
+HERE void barrier_expect(uint64_t *barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+}
+HERE void barrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+/* Whether its phase of that parity is over: waits a moment. */
+HERE bool barrier_has(uint64_t *barrier, int parity) {
+    uint32_t there;
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}\n"
+                 : "=r"(there)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+    return there != 0;
+}
+HERE void barrier_await(uint64_t *barrier, int parity) {
+    while (!barrier_has(barrier, parity))
+        ;
+}
+
+/* ---- bulk copies ---- */
+
+HERE void load_box(void *to, const tu_tensor_map *map, uint64_t *barrier, int x, int y) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+        "[%2];" ::"r"(shared_address(to)),
+        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+        : "memory");
+}
+HERE void store_box(const tu_tensor_map *map, const void *from, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+                 "r"(shared_address(from)), "r"(x), "r"(y)
+                 : "memory");
+}
+HERE void load_bytes(void *to, uint64_t from, uint32_t bytes, uint64_t *barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+HERE void store_bytes(uint64_t to, const void *from, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
+                 "r"(bytes)
+                 : "memory");
+}
+HERE void stores_commit(void) {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/* All but the last Open groups of stores have read what they store. */
+template <int Open> HERE void stores_await_read(void) {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Open) : "memory");
+}
+HERE void stores_await(void) {
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+HERE void prefetch_map(const tu_tensor_map *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+/* Between bulk copies and ordinary accesses to the same memory. */
+HERE void order_copies_global(void) {
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+HERE void order_copies_shared(void) {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ---- tensor cores ---- */
+
+HERE uint64_t descriptor(const void *pointer, uint32_t leading, uint32_t stride) {
+    uint64_t address = shared_address(pointer);
+    return (address & 0x3ffff) >> 4 | (uint64_t)(leading >> 4) << 16 | (uint64_t)(stride >> 4) << 32 |
+           (uint64_t)1 << 62; /* rows of 128 bytes, swizzled */
+}
+
+#define SUMS_64                                                                        \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SUMS_128                                                                                           \
+    SUMS_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "           \
+            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
+            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define EIGHT(i)                                                                                                  \
+    "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), \
+        "+f"(sums[i + 6]), "+f"(sums[i + 7])
+#define ALL_64 EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24), EIGHT(32), EIGHT(40), EIGHT(48), EIGHT(56)
+#define ALL_128 ALL_64, EIGHT(64), EIGHT(72), EIGHT(80), EIGHT(88), EIGHT(96), EIGHT(104), EIGHT(112), EIGHT(120)
+#define MULTIPLY_128(shape, tail, ...)                                                                      \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"                                              \
+                 "wgmma.mma_async.sync.aligned." shape " {" SUMS_128 "}, %128, %129, p, 1, 1" tail ";\n}\n" \
+                 : ALL_128                                                                                  \
+                 : "l"(left), "l"(right), "r"(add), ##__VA_ARGS__)
+#define MULTIPLY_64(shape)                                                                       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                    \
+                 "wgmma.mma_async.sync.aligned." shape " {" SUMS_64 "}, %64, %65, p, 1, 1;\n}\n" \
+                 : ALL_64                                                                        \
+                 : "l"(left), "l"(right), "r"(add))
+
+/* sums (64, 256) += left (64, 32 bytes) right; without `add` they are not read. */
+template <int Kind, int ByRows> HERE void multiply(float (&sums)[128], uint64_t left, uint64_t right, int add) {
+    if (Kind == BF16)
+        MULTIPLY_128("m64n256k16.f32.bf16.bf16", ", 0, %131", "n"(ByRows));
+    else
+        MULTIPLY_128("m64n256k16.f32.f16.f16", ", 0, %131", "n"(ByRows));
+}
+
+/* The same of half as many columns, of f8, whose right matrix lies by columns. */
+template <int Left, int Right> HERE void multiply_f8(float (&sums)[64], uint64_t left, uint64_t right, int add) {
+    if (Left == E4M3 && Right == E4M3)
+        MULTIPLY_64("m64n128k32.f32.e4m3.e4m3");
+    else if (Left == E4M3)
+        MULTIPLY_64("m64n128k32.f32.e4m3.e5m2");
+    else if (Right == E4M3)
+        MULTIPLY_64("m64n128k32.f32.e5m2.e4m3");
+    else
+        MULTIPLY_64("m64n128k32.f32.e5m2.e5m2");
+}
+
+HERE void products_begin(void) {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+HERE void products_commit(void) {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+/* All but the last Open groups of products are made: their sums may be read from here on, and not before. */
+template <int Open, int Count> HERE void products_await(float (&sums)[Count]) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Open) : "memory");
+#pragma unroll
+    for (int i = 0; i < (Open > 0 ? 0 : Count); i++)
+        asm volatile("" : "+f"(sums[i])::"memory");
+}
+
+/* ---- narrow floats ---- */
+
+template <int Kind> HERE uint32_t narrow(float x, float y) {
+    uint32_t both;
+    if (Kind == BF16)
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+    else
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+    return both;
+}
+template <int Kind> HERE float2 widen(uint32_t both) {
+    if (Kind == BF16)
+        return make_float2(__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u));
+    return __half22float2(*(const __half2 *)&both);
+}
+
+#endif
