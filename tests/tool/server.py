@@ -132,7 +132,7 @@ def a_newcomer_that_dies_before_it_has_joined_is_replaced_by_the_next_one():
     equal(ranks, 3)
     equal(server.end(), 0)
     errors = "".join(server.errors)
-    contains(errors, "exited with status 7; a newcomer")
+    contains(errors, "takes its place")  # of newcomers that end at once the launcher may tell the last one alone
     assert "timeout" not in errors, errors
 
 
