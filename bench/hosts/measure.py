@@ -78,6 +78,8 @@ def start(peers, hosts, build, each, cpus, folder, versions, wanted):
     with open(os.open(secret, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
         file.write("a secret for a measurement\n")
     plugins = {"TUTTI_PLUGIN_PATH": os.path.join(build, "plugins"), "TUTTI_HOST_TIMEOUT": "100"}
+    if 2 * each > len(os.sched_getaffinity(0)):  # each host believes that the CPUs are its own; MPI is told the same (mpi_yield_when_idle)
+        plugins["TUTTI_SPIN"] = "0"
     add("tutti", "Tutti", [os.path.join(build, "bench", "peers", "tutti")], [plugins, plugins], tutti_places(hosts, build, secret, each))
     if each == 1:
         where = {"ADDRESS": hosts.address(0), "PORT": str(PORT)}
@@ -203,6 +205,7 @@ def main():
     parser.add_argument("--each", default="1,2", help="numbers of ranks on each host, separated by commas")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.1, help="of one turn")
+    parser.add_argument("--congestion", default="cubic", help="how TCP of all contenders finds its rate, by the route between the hosts")
     parser.add_argument("--only", nargs="*", default=[], help="peers that take part: openmpi_ucx openmpi_tcp gloo")
     parser.add_argument("--filter", default="", help="rows whose text (operation type bytes mode state) matches this regular expression; start")
     parser.add_argument("--append", action="store_true", help="add to the file, if it is there, instead of beginning anew")
@@ -213,12 +216,14 @@ def main():
     if namespaces.why_not():
         raise SystemExit(namespaces.why_not())
     document = {"machine": peers.machine(), "commit": peers.commit(), "date": time.strftime("%Y-%m-%d", time.gmtime()), "rounds": options.rounds,
-                "versions": {}, "labels": {}, "rows": []}
+                "congestion": options.congestion, "versions": {}, "labels": {}, "rows": []}
     if options.append and os.path.exists(options.out):
         import json
         with open(options.out) as file:
             document = json.load(file)
     with namespaces.Hosts(2, direct=True) as hosts, tempfile.TemporaryDirectory(prefix="hosts-") as folder:
+        for name in hosts.names:
+            namespaces.run("ip", "-n", name, "route", "replace", "10.77.0.0/24", "dev", "eth0", "congctl", options.congestion)
         for each in [int(word) for word in options.each.split(",") if word]:
             measure_ranks(peers, hosts, options, each, folder, document)
         if re.search(options.filter, "start"):

@@ -3,15 +3,17 @@
  * What collectives send to other hosts: counted in a job, or by the simulation of bench/scale. Both print the same
  * lines.
  *
- *     traffic real|simulated|timed|held HOSTS [--round-robin] OPERATION:TYPE:COUNT…
+ *     traffic real|simulated|timed|predicted|held HOSTS [--round-robin] OPERATION:TYPE:COUNT…
  *
  * HOSTS is a list like 2,1,2: how many ranks each has. With --round-robin the group has one rank of each host in turn.
- * timed: how long a call takes, in a job. held: what descriptors and memory a rank holds then.
+ * timed: how long a call takes, in a job. held: what descriptors and memory a rank holds then. predicted: how long the
+ * same calls take in the simulation, with LATENCY (us) and RATE (Mbit/s) of the environment.
  */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <tutti/collective.h>
 #include <tutti/world.h>
 
@@ -24,6 +26,7 @@
 
 #define WARM 2
 #define TIMES 5
+#define LEAD (200 * TU_MILLISECOND) /* for all to know when it begins */
 
 typedef struct setting {
     int each[MOST_HOSTS], hosts, size;
@@ -97,25 +100,22 @@ static tutti_status make_group(tutti_world *world, const setting *of, tutti_grou
     return tutti_group_new(world, ranks, of->size, TUTTI_OPTIONS(tutti_group_options, .keep_order = true), group);
 }
 
-static int ascending(const void *one, const void *other) {
-    int64_t left = *(const int64_t *)one, right = *(const int64_t *)other;
-    return (left > right) - (left < right);
-}
-
-/* The median, after some that do not count; all begin together. */
+/* All begin at one moment, on the clock that these hosts share; how long after it each is done, once for every time. */
 static tutti_status time_call(tutti_group *group, const simulation_call *call, const char *name, const void *in,
                               void *out) {
-    int64_t times[TIMES];
     tutti_status status = TUTTI_OK;
+    printf("rank %d after %s:", tutti_group_rank(group), name);
     for (int i = -WARM; i < TIMES && status == TUTTI_OK; i++) {
-        status = tutti_barrier(group, NULL);
-        int64_t begin = tu_clock_now();
+        int64_t begin = tu_clock_now() + LEAD;
+        status = tutti_broadcast(group, &begin, &begin, 1, TUTTI_I64, 0, NULL);
+        struct timespec until = { .tv_sec = begin / TU_SECOND, .tv_nsec = begin % TU_SECOND };
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
         if (status == TUTTI_OK)
             status = run(group, call, in, out);
-        times[i < 0 ? 0 : i] = tu_clock_now() - begin;
+        if (i >= 0)
+            printf(" %.1f", (double)(tu_clock_now() - begin) / 1e3);
     }
-    qsort(times, TIMES, sizeof *times, ascending);
-    printf("rank %d after %s: %.1f us\n", tutti_group_rank(group), name, (double)times[TIMES / 2] / 1e3);
+    printf(" us\n");
     return status;
 }
 
@@ -195,6 +195,32 @@ static int count_simulated(const setting *of, char **calls, int call_count) {
     return result;
 }
 
+/* What time_call does, simulated. */
+static int predict(const setting *of, char **calls, int call_count) {
+    const char *latency = getenv("LATENCY"), *rate = getenv("RATE");
+    simulation_model model = { .latency = latency != NULL ? atof(latency) * 1e-6 : 1e-5,
+                               .overhead = 1e-6,
+                               .byte = 8e-6 / (rate != NULL ? atof(rate) : 1e4),
+                               .compute = 1e-10 };
+    simulation *made = simulation_open(of->each, of->hosts, of->round_robin, &model);
+    simulation_call begin = { .operation = TU_OPERATION_BROADCAST, .count = 1, .dtype = TUTTI_I64 };
+    int result = 0;
+    for (int i = 0; i < call_count && result == 0; i++) {
+        simulation_call call;
+        result = simulation_parse(calls[i], &call) ? 0 : complain(calls[i]);
+        printf("rank 0 after %s:", calls[i]);
+        for (int turn = -WARM; turn < TIMES && result == 0; turn++) {
+            double seconds = simulation_run(made, &begin) < 0 ? -1 : simulation_run(made, &call);
+            result = seconds < 0;
+            if (turn >= 0)
+                printf(" %.1f", seconds * 1e6);
+        }
+        printf(" us\n");
+    }
+    simulation_close(made);
+    return result;
+}
+
 int main(int count, char **arguments) {
     setting of = { 0 };
     int next = 3;
@@ -202,7 +228,8 @@ int main(int count, char **arguments) {
     for (char *item; list != NULL && (item = strsep(&list, ",")) != NULL && of.hosts < MOST_HOSTS; of.hosts++)
         of.size += of.each[of.hosts] = atoi(item);
     if (count < 4 || of.size < 1 || of.size > MOST_RANKS) {
-        fprintf(stderr, "usage: traffic real|simulated|timed|held HOSTS [--round-robin] OPERATION:TYPE:COUNT…\n");
+        fprintf(stderr,
+                "usage: traffic real|simulated|timed|predicted|held HOSTS [--round-robin] OPERATION:TYPE:COUNT…\n");
         return 2;
     }
     if (strcmp(arguments[next], "--round-robin") == 0) {
@@ -211,6 +238,8 @@ int main(int count, char **arguments) {
     }
     of.timed = strcmp(arguments[1], "timed") == 0;
     of.held = strcmp(arguments[1], "held") == 0;
+    if (strcmp(arguments[1], "predicted") == 0)
+        return predict(&of, arguments + next, count - next);
     return strcmp(arguments[1], "simulated") == 0 ? count_simulated(&of, arguments + next, count - next)
                                                   : count_in_job(&of, arguments + next, count - next);
 }
