@@ -78,6 +78,11 @@ def _sweep():
             _left.append((handle, kept))
 
 
+def _reason(kind, value):
+    """An exception in words, for other ranks."""
+    return "".join(traceback.format_exception_only(kind, value)).strip().encode(errors="replace")
+
+
 def finished(handle: Any) -> bool:
     """Whether a work has come to its end, well or not."""
     done = ctypes.c_bool()
@@ -146,6 +151,22 @@ class Group:
 
     def __repr__(self) -> str:
         return f"<tutti.Group {self.name!r}, rank {self.rank} of {self.size}>"
+
+    def close(self) -> None:
+        """Gives the group back. That of the whole world stays until the world is closed."""
+        if "_release" in self.__dict__:
+            self.world._groups.discard(self)
+            self._release()
+            self._handle = None
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        """Gives it back. An exception ends it on all ranks, and is the reason in their errors."""
+        if value is not None:
+            lib.tutti_group_abort(self._handle, _reason(kind, value))
+        self.close()
 
     # ---- making calls ----
 
@@ -579,9 +600,8 @@ class World:
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         """Leaves. An exception goes to the other ranks: it ends the groups of this world, and is the reason in their errors."""
         if value is not None and self._handle is not None and not (isinstance(value, SystemExit) and not value.code):
-            reason = "".join(traceback.format_exception_only(kind, value)).strip().encode(errors="replace")
             for group in (self.group, *self._groups):
-                lib.tutti_group_abort(group._handle, reason)
+                lib.tutti_group_abort(group._handle, _reason(kind, value))
         self.close()
 
     def __repr__(self) -> str:

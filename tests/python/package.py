@@ -107,7 +107,9 @@ def symmetric():
         group = world.new_group([0, 1])
         assert (group is None) == (rank > 1)
         if group is not None:
-            assert group.all_gather(numpy.array([rank])).tolist() == [[0], [1]]
+            with group:
+                assert group.all_gather(numpy.array([rank])).tolist() == [[0], [1]]
+            raises(tutti.Error, group.barrier)
         world.group.barrier()
     assert (own[0] == sum(range(size))).all()  # memory outlives the world
 
