@@ -4,6 +4,8 @@
  *
  *     TUTTI_FAULT="rank=1,op=all_reduce,at=17,do=kill" tutti run --survive -n 4 ./survive
  *
+ * and over hosts, where a host may go with all its ranks: tutti run --survive --hosts a:2,b:2 ./survive
+ *
  * Every step adds up one from each rank. When a rank dies, some may have finished the step and others not: they agree
  * on the last step that all survivors have, whoever is ahead takes one back, and the rest go on in a smaller group.
  */

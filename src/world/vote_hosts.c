@@ -599,7 +599,9 @@ tutti_status tu_vote_hold_hosts(tutti_group *group, tu_vote *vote) {
                      .said = sets + 3 * words,
                      .missing = sets + 5 * words };
     tu_watch *watch;
-    char text[TU_VOTE_TEXT]; /* what the store says meanwhile takes the place of the thread's message */
+    tutti_error_copy before_it;
+    tu_error_save(&before_it); /* what was in the way is of no interest once there is a decision */
+    char text[TU_VOTE_TEXT];   /* what the store says meanwhile takes the place of the thread's message */
     tu_error_shorten(text, sizeof text, vote->text != NULL ? vote->text : "");
     vote->text = text;
     tutti_status status = cut_off(&this);
@@ -612,5 +614,5 @@ tutti_status tu_vote_hold_hosts(tutti_group *group, tu_vote *vote) {
     tu_watch_thread_back(before);
     tu_watch_release(watch);
     vote->text = NULL;
-    return status;
+    return status == TUTTI_OK ? (tu_error_restore(&before_it), TUTTI_OK) : status;
 }

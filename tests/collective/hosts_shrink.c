@@ -82,7 +82,10 @@ static void go_on_without(tutti_world *world) {
     use(world, group);
     lose_victims(world);
     work_until_a_death(group);
+    char before[256];
+    snprintf(before, sizeof before, "%s", tutti_error_message());
     CHECK_OK(tutti_group_shrink(group, NULL, &rest));
+    CHECK(strncmp(before, tutti_error_message(), sizeof before - 1) == 0); /* a success leaves it as it was */
     CHECK_EQ(tutti_group_size(rest), size - lost);
     CHECK_EQ(tutti_group_ranks(rest)[tutti_group_rank(rest)], tutti_world_rank(world));
     CHECK(tutti_group_settled(rest) <= tutti_group_completed(group));
