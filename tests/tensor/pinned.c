@@ -119,9 +119,12 @@ TEST(copies_and_kernels_of_one_stream_run_beside_another_that_is_held_up) {
     tt_scope scope = begin(&stream);
     other = tt_stream_new(test_device());
     tt_tensor *from = pinned(2), *back = pinned(0), *x = there(0);
-    CHECK(tt_synchronize(test_device()));
+    CHECK(tt_synchronize(test_device()) && tt_stream_set(test_device(), other));
     if (is_stand_in())
         SKIP("the stand-in holds all streams up, or none");
+    CHECK(
+        tt_copy_async_(back, tt_mul(x, x))); /* kernels that the driver loads now, and memory: both may wait for all */
+    CHECK(tt_synchronize(test_device()) && tt_stream_set(test_device(), stream));
     hold_up();
     tt_event *held = tt_event_record(test_device());
     CHECK(tt_stream_set(test_device(), other));
