@@ -177,7 +177,9 @@ tutti_status tu_nccl_settle(tu_nccl_group *on, ncclResult_t result, int64_t dead
         else
             nanosleep(&(struct timespec){ .tv_nsec = 50000 }, NULL);
     }
-    if (status == TUTTI_OK && result != ncclSuccess && can_be_stopped(on)) /* it may have been */
+    bool by_another =
+        result == ncclRemoteError || result == ncclInternalError; /* perhaps: others are this rank's own */
+    if (status == TUTTI_OK && by_another && can_be_stopped(on))
         status = await_cause(on, deadline, what);
     if (status == TUTTI_OK && result != ncclSuccess)
         status = tu_nccl_error(on, result, what);
