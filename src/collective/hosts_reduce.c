@@ -26,7 +26,7 @@
 #define CHUNKS (BLOCK_BYTES / CHUNK_BYTES + 1)
 #define SLOTS 8                              /* chunks of accumulators that a rank holds */
 #define STEPS 256                            /* numbers of messages for one block */
-#define TINY_TOTAL ((size_t)4 << 10)         /* of all inputs: gathered in any order too, in one step */
+#define TINY_TOTAL ((size_t)64 << 10)        /* of all inputs: gathered in any order too, in one step */
 #define TREE_MESSAGES 34                     /* of a rank, each way, at most */
 #define TREE_BYTES (SLOTS * CHUNK_BYTES / 2) /* of a column's accumulators: two of them lie in the slots */
 
