@@ -25,20 +25,80 @@ HERE int64_t target_of(const tu_launch_rows &args, int64_t row) {
     return -1;
 }
 
+/* Elements that lie in 16 bytes. Rows may begin anywhere: they are read as they lie, and written at once where the
+ * place is even. */
+template <class Type, class Lying> struct packed {
+    enum {
+        COUNT = 16 / sizeof(Lying)
+    };
+    struct alignas(16) pack {
+        Lying at[COUNT];
+    };
+    MEMBER void read(const Lying *from, Type *values) {
+        pack whole;
+        if (sizeof(Lying) == 2) {
+            eight_halves words = read_eight(from);
+            memcpy(&whole, &words, sizeof whole);
+        } else if (((uintptr_t)from & 15) == 0) {
+            whole = *(const pack *)from;
+        } else {
+            UNROLL
+            for (int k = 0; k < COUNT; k++)
+                whole.at[k] = from[k];
+        }
+        UNROLL
+        for (int k = 0; k < COUNT; k++)
+            values[k] = Lying::widen(whole.at[k]);
+    }
+    MEMBER void write(Lying *to, const Type *values) {
+        pack whole;
+        UNROLL
+        for (int k = 0; k < COUNT; k++)
+            whole.at[k] = Lying::narrow(values[k]);
+        if (((uintptr_t)to & 15) == 0) {
+            *(pack *)to = whole;
+        } else {
+            UNROLL
+            for (int k = 0; k < COUNT; k++)
+                to[k] = whole.at[k];
+        }
+    }
+};
+
+/* The largest element of each row, whatever the order: a thread takes 16 bytes at a time. */
+template <class Type, class Lying> HERE void find_largest(const tu_launch_rows &args, Type *lane) {
+    typedef packed<Type, Lying> of;
+    EACH_THREAD(self) {
+        int64_t row = team<Type>::row(self), own = self % team<Type>::LANES, whole = args.size / of::COUNT;
+        Type held = -(Type)INFINITY, values[of::COUNT];
+        const Lying *x = LYING_OF(x);
+        if (row < args.count) {
+            for (int64_t i = own; i < whole; i += team<Type>::LANES) {
+                of::read(x + i * of::COUNT, values);
+                UNROLL
+                for (int k = 0; k < of::COUNT; k++)
+                    held = math<Type>::greater(values[k], held);
+            }
+            for (int64_t i = whole * of::COUNT + own; i < args.size; i += team<Type>::LANES)
+                held = math<Type>::greater(Lying::widen(x[i]), held);
+        }
+        lane[self] = held;
+    }
+    SYNC_TEAM();
+    team<Type>::largest(lane);
+}
+
 /* The logarithm of each row's sum of exponentials, as its largest element and what is to be added, and its loss, which
  * is 0 where it does not count. */
 template <class Type, class Lying> HERE void entropy(const tu_launch_rows &args, Type *lane, Type *top) {
-    fold_lanes(args, lane, -(Type)INFINITY, [&](Type held, int, int64_t row, int64_t i) {
-        return math<Type>::greater(Lying::widen(LYING_OF(x)[i]), held);
-    });
-    team<Type>::largest(lane);
+    find_largest<Type, Lying>(args, lane);
     EACH_THREAD(self) {
         Type held = team<Type>::of_team(lane, self);
         top[self] = held == -(Type)INFINITY ? (Type)0 : held;
     }
     SYNC();
     add_rows(args, lane, [&](Type held, int self, int64_t row, int64_t i) {
-        return held + math<Type>::exp(math<Type>::fma(Lying::widen(LYING_OF(x)[i]), (Type)1, -top[self]));
+        return held + math<Type>::exp_below(math<Type>::fma(Lying::widen(LYING_OF(x)[i]), (Type)1, -top[self]));
     });
     EACH_THREAD(self) {
         int64_t row = team<Type>::row(self);
@@ -117,58 +177,6 @@ KERNEL(entropy_share, tu_launch_rows) {
     }
 }
 
-/* Elements that lie in 16 bytes. Rows may begin anywhere: they are read as they lie, in whole words where these have
- * two elements, and written at once where the place is even. */
-template <class Type, class Lying> struct packed {
-    enum {
-        COUNT = 16 / sizeof(Lying)
-    };
-    struct alignas(16) pack {
-        Lying at[COUNT];
-    };
-    MEMBER void read(const Lying *from, Type *values) {
-        if (((uintptr_t)from & 15) == 0) {
-            pack whole = *(const pack *)from;
-            UNROLL
-            for (int k = 0; k < COUNT; k++)
-                values[k] = Lying::widen(whole.at[k]);
-        } else if (sizeof(Lying) == 2) {
-            int odd = ((uintptr_t)from & 2) != 0; /* the same in the whole row */
-            const uint32_t *words = (const uint32_t *)((const char *)from - 2 * odd);
-            uint32_t before = words[0];
-            UNROLL
-            for (int k = 0; k < COUNT / 2; k++) {
-                uint32_t next = k + 1 < COUNT / 2 || odd ? words[k + 1] : 0;
-                uint32_t two = odd ? before >> 16 | next << 16 : before;
-                uint16_t halves[2] = { (uint16_t)two, (uint16_t)(two >> 16) };
-                Lying low, high;
-                memcpy(&low, &halves[0], sizeof low <= 2 ? sizeof low : 0);
-                memcpy(&high, &halves[1], sizeof high <= 2 ? sizeof high : 0);
-                values[2 * k] = Lying::widen(low);
-                values[2 * k + 1] = Lying::widen(high);
-                before = next;
-            }
-        } else {
-            UNROLL
-            for (int k = 0; k < COUNT; k++)
-                values[k] = Lying::widen(from[k]);
-        }
-    }
-    MEMBER void write(Lying *to, const Type *values) {
-        pack whole;
-        UNROLL
-        for (int k = 0; k < COUNT; k++)
-            whole.at[k] = Lying::narrow(values[k]);
-        if (((uintptr_t)to & 15) == 0) {
-            *(pack *)to = whole;
-        } else {
-            UNROLL
-            for (int k = 0; k < COUNT; k++)
-                to[k] = whole.at[k];
-        }
-    }
-};
-
 /* A block has a row at a time, a thread 16 bytes of it. */
 template <class Type, class Lying> HERE void entropy_backward(const tu_launch_slopes &given) {
     typedef packed<Type, Lying> of;
@@ -193,7 +201,7 @@ template <class Type, class Lying> HERE void entropy_backward(const tu_launch_sl
                 }
                 UNROLL
                 for (int k = 0; k < of::COUNT; k++)
-                    values[k] = target < 0 ? (Type)0 : math<Type>::exp(values[k] - top - more) * factor;
+                    values[k] = target < 0 ? (Type)0 : math<Type>::exp_below(values[k] - top - more) * factor;
                 if (own >= 0 && own < of::COUNT) {
                     UNROLL
                     for (int k = 0; k < of::COUNT; k++)

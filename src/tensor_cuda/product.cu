@@ -65,29 +65,23 @@ template <class Type> HERE void multiply(const tu_launch_product &args, Type *le
     }
 }
 
-/* A block has a row at a time, whose elements it writes in pairs: the first may stand alone, and so may the last. */
+/* A block has a row at a time, whose elements it writes eight at once: those before the first place of 16 bytes, and
+ * behind the last, stand alone. */
 KERNEL(pitch, tu_launch_pitch) {
     for (int64_t row = BLOCK; row < args.to_rows; row += BLOCKS) {
         int64_t width = row < args.rows ? args.width : 0;
         const uint16_t *__restrict__ from = (const uint16_t *)(uintptr_t)args.from + row * args.from_row;
         uint16_t *__restrict__ to = (uint16_t *)(uintptr_t)args.to + row * args.to_row;
-        int64_t first = width > 0 ? ((uintptr_t)to & 2) / 2 : 0, pairs = (width - first) / 2;
-        uint32_t *__restrict__ words = (uint32_t *)(to + first);
-        bool paired = ((uintptr_t)(from + first) & 2) == 0; /* the source lies in the same pairs */
+        int64_t uneven = (int64_t)((16 - ((uintptr_t)to & 15)) & 15) / 2, first = uneven < width ? uneven : width;
+        int64_t packs = (width - first) / 8, last = first + 8 * packs;
         EACH_THREAD(self) {
-            if (self == 0 && first > 0)
-                to[0] = from[0];
-            if (self == 0 && first + 2 * pairs < width)
-                to[width - 1] = from[width - 1];
-            if (paired) {
-                UNROLL_BY_4
-                for (int64_t i = self; i < pairs; i += THREADS)
-                    words[i] = ((const uint32_t *)(from + first))[i];
-            } else {
-                UNROLL_BY_4
-                for (int64_t i = self; i < pairs; i += THREADS)
-                    words[i] = from[first + 2 * i] | (uint32_t)from[first + 2 * i + 1] << 16;
-            }
+            if (self < first)
+                to[self] = from[self];
+            UNROLL_BY_4
+            for (int64_t i = self; i < packs; i += THREADS)
+                *(eight_halves *)(to + first + 8 * i) = read_eight(from + first + 8 * i);
+            if (self < width - last)
+                to[last + self] = from[last + self];
             for (int64_t i = width + self; i < args.to_width; i += THREADS)
                 to[i] = 0;
         }

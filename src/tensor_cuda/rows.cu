@@ -21,7 +21,7 @@ template <class Type> HERE void find_top(const tu_launch_rows &args, Type *lane,
 /* The sum of exp(x - top), and the terms into out where they are kept. */
 template <class Type> HERE void add_exponentials(const tu_launch_rows &args, Type *lane, const Type *top, bool keeps) {
     add_rows(args, lane, [&](Type held, int self, int64_t row, int64_t i) {
-        Type power = math<Type>::exp(math<Type>::fma(ROW_OF(x)[i], (Type)1, -top[self]));
+        Type power = math<Type>::exp_below(math<Type>::fma(ROW_OF(x)[i], (Type)1, -top[self]));
         if (keeps)
             ROW_OF(out)[i] = power;
         return held + power;
@@ -47,7 +47,7 @@ template <class Type> HERE void softmax_kept(const tu_launch_rows &args, Type *l
     SYNC();
     add_rows(args, lane, [&](Type held, int self, int64_t, int64_t i) {
         Type &place = rows[self / team<Type>::LANES * MOST + i];
-        Type power = math<Type>::exp(math<Type>::fma(place, (Type)1, -top[self]));
+        Type power = math<Type>::exp_below(math<Type>::fma(place, (Type)1, -top[self]));
         place = power;
         return held + power;
     });

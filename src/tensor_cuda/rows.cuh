@@ -14,23 +14,26 @@
 #define THREADS_OF_ROWS 128
 
 template <class Type> struct math;
-#define MATH(suffix, type)                                  \
-    template <> struct math<type> {                         \
-        MEMBER type exp(type x) {                           \
-            return tu_exp_##suffix(x);                      \
-        }                                                   \
-        MEMBER type log(type x) {                           \
-            return tu_log_##suffix(x);                      \
-        }                                                   \
-        MEMBER type sqrt(type x) {                          \
-            return tu_sqrt_##suffix(x);                     \
-        }                                                   \
-        MEMBER type fma(type left, type right, type more) { \
-            return tu_fma_##suffix(left, right, more);      \
-        }                                                   \
-        MEMBER type greater(type left, type right) {        \
-            return tu_greater_##suffix(left, right);        \
-        }                                                   \
+#define MATH(suffix, type)                                                   \
+    template <> struct math<type> {                                          \
+        MEMBER type exp(type x) {                                            \
+            return tu_exp_##suffix(x);                                       \
+        }                                                                    \
+        MEMBER type exp_below(type x) { /* of what is not above 0, or NaN */ \
+            return tu_exp_below_##suffix(x);                                 \
+        }                                                                    \
+        MEMBER type log(type x) {                                            \
+            return tu_log_##suffix(x);                                       \
+        }                                                                    \
+        MEMBER type sqrt(type x) {                                           \
+            return tu_sqrt_##suffix(x);                                      \
+        }                                                                    \
+        MEMBER type fma(type left, type right, type more) {                  \
+            return tu_fma_##suffix(left, right, more);                       \
+        }                                                                    \
+        MEMBER type greater(type left, type right) {                         \
+            return tu_greater_##suffix(left, right);                         \
+        }                                                                    \
     };
 MATH(f32, float)
 MATH(f64, double)
