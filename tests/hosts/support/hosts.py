@@ -2,7 +2,8 @@
 """Hosts made of network namespaces, for tests as root: each has a name of its own (UTS), an address 10.77.N.I and a veth
 to a bridge in a namespace of its own, so that a cable can be pulled (link down) or cut for some (nftables); two hosts may
 also be joined by one veth pair and nothing else (direct). Cables may delay, reorder, lose and repeat: by netem where the
-kernel has it, else by the program forward.c between two TAP devices. Names carry this process's pid; what a killed test left behind is removed by the next one that starts."""
+kernel has it, else by the program forward.c between two TAP devices. Names carry this process's pid; what a killed test
+leaves behind is removed at once, or by the next one that starts."""
 import atexit
 import functools
 import os
@@ -102,6 +103,10 @@ class Hosts:
 
     def __enter__(self):
         remove_stale()
+        # Outlives this process: when that ends, however it does, its end of the pipe closes, and what is left goes.
+        self.remover = subprocess.Popen(["sh", "-c", 'cat; for name; do ip netns pids "$name" | xargs -r kill -9; ip netns del "$name"; done', "sh",
+                                         *self.names, self.switch],
+                                        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
         atexit.register(self.close)
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: sys.exit(1))
@@ -175,6 +180,8 @@ class Hosts:
         for process in self.processes:
             process.wait()
         self.processes = []
+        self.remover.stdin.close()
+        self.remover.wait()
         atexit.unregister(self.close)
 
     def command(self, host, command):
