@@ -435,11 +435,20 @@ static bool take_gradients(tu_shard_unit *unit, tt_tensor **parts, tutti_dtype *
     return any && tu_self()->pending == TUTTI_OK;
 }
 
+/* A reduction keeps the whole gradients until somebody waits for it: those of one unit at a time. */
+static void end_previous_reduction(tt_fully_sharded *all) {
+    const tu_shard_unit *before = all->reducing;
+    if (before != NULL && before->reduction != NULL && !tu_is_capturing() && !before->reduction->storage->fake)
+        tt_wait(before->reduction);
+    all->reducing = NULL;
+}
+
 void tu_shard_reduce(tu_shard_unit *unit) {
     if (unit->reduced || unit->count == 0 || tu_self()->pending != TUTTI_OK)
         return;
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
+    end_previous_reduction(unit->all);
     tutti_dtype dtype = 0;
     tt_tensor **parts = tu_scope_memory((size_t)unit->count * sizeof *parts);
     for (int i = 0; parts != NULL && i < unit->count; i++)
@@ -448,6 +457,7 @@ void tu_shard_reduce(tu_shard_unit *unit) {
         tell(unit, TT_SHARD_REDUCE);
         unit->reduction = tu_tensor_hold(plain_flat(unit, 1, dtype));
         start_reductions(unit, parts);
+        unit->all->reducing = unit;
         unit->all->counts.reductions++;
     }
     unit->reduced = true;

@@ -90,6 +90,7 @@ struct tt_fully_sharded {
     uint32_t cuts;             /* how often units were cut anew */
     bool callback;             /* the end of a backward is awaited */
     uint64_t backward;         /* of this one */
+    tu_shard_unit *reducing;   /* whose reduction began last, or NULL */
     /* Units in the order of their last forward, for what comes next; and in the order in which forwards of this step
      * ended, for the way back. */
     tu_shard_unit **order, **ended;

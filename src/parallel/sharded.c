@@ -364,8 +364,10 @@ tt_fully_sharded *tt_fully_shard(tt_module *root, size_t count, tt_module *const
     tt_scope scope = tt_scope_open();
     set_up(all);
     tu_scope_leave(&scope);
-    if (tu_self()->pending == TUTTI_OK)
+    if (tu_self()->pending == TUTTI_OK) {
+        tt_memory_trim(); /* whole parameters are gone, unless somebody else has them */
         return all;
+    }
     tt_fully_sharded_release(all);
     return NULL;
 }
