@@ -464,17 +464,17 @@ tu_shard tu_fused_part_of(const tu_fused_gather *gather, int part, int rank) {
 /* Where one kernel is as quick as several or quicker, as measured (docs/performance-gpu.md): every gather of 16-bit
  * floats, and a scatter that is small, where the number of launches counts, or deep, where handing tiles out does not.
  */
-#define DEEP_SCATTER 1024
+#define DEEP_SCATTER 512
 #define SMALL_SCATTER ((int64_t)1 << 20) /* elements of all ranks' blocks */
 #define SMALL_SHARD ((int64_t)1 << 22)   /* elements of a shard's product of f8 */
 
 /* Of f8 the library has products of all shards at once with one scale, and of one shard at a time with scales of its
- * rows; the latter are slow where shards are small. Nor has it everything. */
+ * rows. It is as quick at least where shards are large. Nor has it everything. */
 static bool pays_f8(const tu_device_together *product) {
     bool library = product->dtype == TUTTI_F8_E4M3 && product->right_dtype == TUTTI_F8_E4M3 && product->bias == NULL &&
                    product->whole == NULL && product->scales_rows == product->scales_columns &&
                    product->columns % 16 == 0;
-    return !library || (product->scales_rows && product->rows * product->columns < SMALL_SHARD);
+    return !library || product->rows * product->columns < SMALL_SHARD;
 }
 
 static bool pays_together(const tu_device_together *product) {
