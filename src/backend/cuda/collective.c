@@ -381,7 +381,7 @@ static tutti_status run_reduce(tu_cuda_collective *collective, tu_device_task *t
                                          : one_shot ? TU_CUDA_ONE_SHOT
                                                     : TU_CUDA_TWO_SHOT };
     launch launch = { .kernel = reduce_kernel(collective, task), .threads = TU_CUDA_THREADS, .args = &args };
-    if (scatter && task->in_place.map == NULL && task->row != 0)
+    if (scatter && task->in_place.map == NULL && task->row != 0 && count != 0)
         return collective->cuda->host->error(
             TUTTI_ERROR_ARGUMENT, "%s: an input whose last dimension is split must be symmetric memory", task->name);
     if (scatter && collective->size <= TU_CUDA_LISTED) {
