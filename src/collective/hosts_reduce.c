@@ -316,11 +316,14 @@ static tutti_status carry_in_tree(chain *chain) {
 
 /* Elements of a block of `count` that column `column` has. */
 static tu_slice column_of(const tu_hosts *hosts, size_t count, size_t element, int column) {
+    tu_slice none = { count, 0 };
+    if (column >= hosts->columns)
+        return none;
     size_t align = 64 / element, columns = (size_t)hosts->columns;
     size_t share = ((count + columns - 1) / columns + align - 1) / align * align;
     size_t first = share * (size_t)column;
-    if (column >= hosts->columns || first >= count)
-        return (tu_slice){ count, 0 };
+    if (first >= count)
+        return none;
     return (tu_slice){ first, count - first < share ? count - first : share };
 }
 
