@@ -2,7 +2,7 @@
  *
  * What may come from other hosts as messages: any header, any data, in any order, while this rank posts, sends, writes,
  * asks and has windows open. The network is the real one; a part that only looks at what it is given takes UCX's place.
- * rooms: base kernel store job hosts world memory
+ * rooms: base kernel store job hosts world memory backend/shm
  *
  * A message is seven bytes, what it says, and its data: bits of the first byte choose a header of raw bytes, and
  * data that can be kept; then kind, sender, step, the high and the low byte of the data's length, and one byte whose
