@@ -59,6 +59,8 @@ typedef struct target {
     tutti_world *world;
     tutti_group *group;
     int ranks[RANKS], job_ranks[RANKS];
+    /* Of the world and the group, while tables of so many ranks are in their place. */
+    int *group_ranks, *group_job_ranks, *job_rank_of, *node_of;
     tu_network network;
     tu_network_group *side;
     tu_receipt receipts[RECEIPTS];
@@ -100,6 +102,12 @@ static void open_target(target *of) {
         of->job_ranks[rank] = rank == 0 ? 0 : -1;
         of->network.peers[rank] = (tu_network_peer){ .known = rank > 0, .connected = rank > 0, .door = 1 };
     }
+    of->group_ranks = of->group->ranks;
+    of->group_job_ranks = of->group->job_ranks;
+    of->job_rank_of = of->world->job_rank_of;
+    of->node_of = of->world->node_of;
+    of->group->ranks = of->world->node_of = of->ranks; /* each on a host of its own */
+    of->group->job_ranks = of->world->job_rank_of = of->job_ranks;
     of->group->size = RANKS;
     of->side->network = &of->network;
     of->side->group = of->group;
@@ -125,7 +133,7 @@ static void free_list(tu_network *network, tu_network_kept *kept) {
     }
 }
 
-static void close_target(target *of, int *ranks, int *job_ranks) {
+static void close_target(target *of) {
     tu_network_abandon(of->side);
     if (of->asked)
         tu_network_forget(of->side, &of->get);
@@ -141,8 +149,10 @@ static void close_target(target *of, int *ranks, int *job_ranks) {
     pthread_mutex_destroy(&of->network.lock);
     for (int i = 0; i < RECEIPTS + 2; i++)
         free(of->buffers[i]);
-    of->group->ranks = ranks;
-    of->group->job_ranks = job_ranks;
+    of->group->ranks = of->group_ranks;
+    of->group->job_ranks = of->group_job_ranks;
+    of->world->job_rank_of = of->job_rank_of;
+    of->world->node_of = of->node_of;
     of->group->size = 1;
     of->world->size = 1;
     FUZZ_CHECK(tutti_world_close(of->world) == TUTTI_OK);
@@ -242,9 +252,6 @@ static size_t deliver(target *of, const uint8_t *what, size_t left) {
 static void fuzz_one(const uint8_t *data, size_t bytes) {
     target of;
     open_target(&of);
-    int *ranks = of.group->ranks, *job_ranks = of.group->job_ranks;
-    of.group->ranks = of.ranks;
-    of.group->job_ranks = of.job_ranks;
     for (size_t at = 0; at + 7 <= bytes;) {
         if (data[at] >= 192) {
             act(&of, data[at], (unsigned)(data[at + 1] << 8 | data[at + 2]));
@@ -255,7 +262,7 @@ static void fuzz_one(const uint8_t *data, size_t bytes) {
     }
     for (int i = 200; i < 208; i++)
         FUZZ_CHECK(of.buffers[RECEIPTS][i] == 0); /* between what may be put and the words */
-    close_target(&of, ranks, job_ranks);
+    close_target(&of);
 }
 
 FUZZ_TARGET(wire)
