@@ -318,5 +318,6 @@ tutti_status tu_cuda_collective_make(void *state, tutti_group *group, int *devic
     }
     *device_index = collective->device_index;
     *made = collective;
+    // cppcheck-suppress memleak // the collective owns both lists
     return TUTTI_OK;
 }
