@@ -33,7 +33,7 @@ install(CODE "
     string(REPLACE \"](../include/\" \"](../${headers}/\" text \"\${text}\")
     file(WRITE \${documents}/\${page} \"\${text}\")
   endforeach()")
-install(DIRECTORY examples DESTINATION ${documents} FILES_MATCHING PATTERN "*.c")
+install(DIRECTORY examples DESTINATION ${documents} FILES_MATCHING PATTERN "*.c" PATTERN "*.py")
 file(GLOB manuals CONFIGURE_DEPENDS man/*.1)
 install(FILES ${manuals} DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
 install(FILES tool/completion.bash DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/bash-completion/completions RENAME tutti)
