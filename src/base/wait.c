@@ -17,6 +17,15 @@
 #define LOOK_INTERVAL (20 * TU_MILLISECOND)
 /* The longest sleep when nobody can be relied on to ring. */
 #define BLIND_INTERVAL (1 * TU_MILLISECOND)
+/* A yield that took this long gave its core to somebody who computes, for a whole slice of time. */
+#define LONG_YIELD (TU_MILLISECOND / 2)
+/* How long nobody yields then. It doubles with every try that finds the same, and a try costs a slice. */
+#define LEAST_ABSTINENCE (5 * TU_MILLISECOND)
+#define MOST_ABSTINENCE (40 * TU_MILLISECOND)
+/* After so long without another such yield all is as if there had been none. */
+#define FORGOTTEN (20 * TU_MILLISECOND)
+/* Then one yield in so many is timed: reading the clock twice is a tenth of one. */
+#define YIELDS_PER_LOOK 16
 
 void tu_wait_ladder(tu_wait *wait, int runnable, int cores) {
     if (runnable <= cores) {
@@ -28,6 +37,33 @@ void tu_wait_ladder(tu_wait *wait, int runnable, int cores) {
         wait->spins = 0;
         wait->yields = 200;
     }
+}
+
+bool tu_give_way(void) {
+    static _Thread_local struct {
+        int64_t until, interval; /* an interval of 0: no yield took long of late */
+        uint32_t yields;
+    } abstinence;
+    if (abstinence.interval == 0 && ++abstinence.yields % YIELDS_PER_LOOK != 0) {
+        sched_yield();
+        return true;
+    }
+    int64_t begin = tu_clock_now();
+    if (begin < abstinence.until)
+        return false;
+    sched_yield();
+    int64_t end = tu_clock_now();
+    if (end - begin >= LONG_YIELD) {
+        abstinence.interval *= 2;
+        if (abstinence.interval < LEAST_ABSTINENCE)
+            abstinence.interval = LEAST_ABSTINENCE;
+        if (abstinence.interval > MOST_ABSTINENCE)
+            abstinence.interval = MOST_ABSTINENCE;
+        abstinence.until = end + abstinence.interval;
+    } else if (end - abstinence.until > FORGOTTEN) {
+        abstinence.interval = 0;
+    }
+    return true;
 }
 
 static int futex_wait(_Atomic uint32_t *word, uint32_t expected, int64_t nanoseconds) {
@@ -118,11 +154,8 @@ tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *), void *arg
     }
     /* Where ranks share a core, the first yield most often brings what is awaited: it comes before any look at the
      * clock and at who lives, which cost more than half of it. */
-    if (wait->spins == 0 && wait->yields != 0) {
-        sched_yield();
-        if (ready(argument))
-            return TUTTI_OK;
-    }
+    if (wait->spins == 0 && wait->yields != 0 && tu_give_way() && ready(argument))
+        return TUTTI_OK;
     if (wait->home != 0)
         tu_home_return(wait->home - 1);
     looking looking = { .next = tu_clock_now() + LOOK_INTERVAL / 4 };
@@ -133,10 +166,8 @@ tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *), void *arg
         tutti_status status = look_around(wait, now, &looking);
         if (status != TUTTI_OK)
             return ready(argument) ? TUTTI_OK : status;
-        if (i < wait->yields) {
-            sched_yield();
+        if (i < wait->yields && tu_give_way())
             continue;
-        }
         int64_t longest = wait->deadline - now;
         if (wait->check != NULL && looking.next - now < longest)
             longest = looking.next - now;

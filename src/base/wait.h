@@ -6,6 +6,10 @@
  * its condition, its deadline, an interrupt, the end of its group, or the liveness check, which runs at least every 20
  * ms, and at once when a rank has departed.
  *
+ * Yielding is quick among ranks: whoever gets the core does its part and yields, too. Beside somebody who computes it
+ * is not: the kernel gives that one a whole slice (2 ms), while whom a bell wakes up runs within 40 us. So a thread
+ * that finds a yield to take long leaves that rung out for a while.
+ *
  * The bell. A rank that is about to sleep counts itself in `asleep` (its own bell) and in `sleepers` (one word for the
  * whole job), makes that visible to all processes with membarrier(2), looks at its condition once more, and sleeps on
  * `ring` (futex). Whoever changes a word that others may wait for then calls tu_bell_ring: one load of `sleepers`,
@@ -47,6 +51,9 @@ typedef struct tu_wait {
 
 /* The rungs for this machine: `runnable` ranks and engine threads on `cores` cores. */
 void tu_wait_ladder(tu_wait *wait, int runnable, int cores);
+
+/* Yields the core; false, at once, where yields of this thread took long just before: sleep instead. */
+bool tu_give_way(void);
 
 /* Waits until ready(argument) is true; ready only looks, for it may be asked again after it said yes. Returns TUTTI_OK,
  * TUTTI_ERROR_TIMEOUT, TUTTI_ERROR_INTERRUPTED, TUTTI_ERROR_STATE (the group ended) or what `check` returned. Writes no

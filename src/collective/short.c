@@ -18,8 +18,6 @@
  */
 #include "collective/short.h"
 
-#include <sched.h>
-
 #include "base/wait.h"
 #include "collective/batch.h"
 #include "collective/express.h"
@@ -308,10 +306,10 @@ static __attribute__((noinline)) tutti_status wait_for_rest(journey *this, watch
     bool crowded = this->state->spins == 0;
     int64_t until = 0;
     for (int looks = 0; left != 0 && !odd && looks < (crowded ? BRIEF_YIELDS : BRIEF_SPINS); looks++) {
-        if (crowded)
-            sched_yield();
-        else
+        if (!crowded)
             tu_pause();
+        else if (!tu_give_way())
+            break;
         if (has_changed(words, left)) {
             left = look(this, words, &odd);
             continue;

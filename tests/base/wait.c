@@ -2,6 +2,7 @@
 #include "base/wait.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include "../harness.h"
@@ -101,6 +102,38 @@ TEST(a_failed_liveness_check_ends_a_wait_with_its_error) {
     wait.check = fail_check;
     CHECK_STATUS(tu_wait_reached(&wait, &word, 1), TUTTI_ERROR_DEAD);
     CHECK_MESSAGE("rank 2 died");
+}
+
+static void *compute(void *argument) {
+    const _Atomic uint32_t *over = argument;
+    while (atomic_load_explicit(over, memory_order_relaxed) == 0)
+        ;
+    return NULL;
+}
+
+/* Both threads on one CPU: a yield gives it to the one that computes for a slice of time, which is noticed. */
+TEST(who_yields_beside_somebody_that_computes_stops_yielding_for_a_while) {
+    static _Atomic uint32_t over;
+    cpu_set_t before, one;
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    CHECK(sched_getaffinity(0, sizeof before, &before) == 0);
+    if (sched_setaffinity(0, sizeof one, &one) != 0)
+        SKIP("a thread may not be bound to a CPU here");
+    CHECK(tu_give_way());
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, compute, &over) == 0);
+    int yields = 0;
+    while (tu_give_way() && yields < 1000000)
+        yields++;
+    CHECK(yields < 1000000);
+    CHECK(!tu_give_way()); /* and it is not asked again at once */
+    atomic_store_explicit(&over, 1, memory_order_relaxed);
+    pthread_join(thread, NULL);
+    int64_t end = tu_deadline(60 * TU_SECOND);
+    while (!tu_give_way())
+        CHECK(tu_clock_now() < end);
+    CHECK(sched_setaffinity(0, sizeof before, &before) == 0);
 }
 
 TEST(counters_may_wrap) {
