@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python package, with processes as ranks: collectives on buffers of all kinds, symmetric memory, works, batches, errors, deaths and Ctrl-C."""
 import array
+import ast
 import os
 import pathlib
 import pickle
@@ -309,8 +310,30 @@ def importing_is_quick_and_needs_nothing():
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300).stdout == "False False\n"
 
 
+def the_package_is_python_of_3_9():
+    """Its grammar; annotations that Python evaluates; and names that came to the standard library later. (`scripts/test python` runs it on a 3.9.)"""
+    later = {"pairwise", "batched", "bit_count", "StrEnum", "TypeAlias", "ParamSpec", "Concatenate", "TypeGuard", "Self", "LiteralString", "Never", "assert_never",
+             "Unpack", "TypeVarTuple", "Required", "NotRequired", "override", "tomllib", "anext", "aiter", "ExceptionGroup", "BaseExceptionGroup", "EllipsisType", "NoneType",
+             "TaskGroup", "file_digest", "cbrt", "exp2"}
+    found = []
+    for path in sorted(pathlib.Path(tutti.__file__).parent.rglob("*.py")):
+        tree = ast.parse(path.read_text(), str(path), feature_version=(3, 9))
+        lazy = any(isinstance(node, ast.ImportFrom) and node.module == "__future__" and any(name.name == "annotations" for name in node.names) for node in tree.body)
+        for node in ast.walk(tree):
+            hints = [getattr(node, field, None) for field in ("annotation", "returns")]
+            if not lazy and any(isinstance(part, ast.BinOp) and isinstance(part.op, ast.BitOr) for hint in hints if hint is not None for part in ast.walk(hint)):
+                found.append(f"{path}:{node.lineno}: X | Y in an annotation that is evaluated")
+            names = {alias.name for alias in node.names} if isinstance(node, (ast.Import, ast.ImportFrom)) else {getattr(node, "attr", None), getattr(node, "id", None)}
+            found += [f"{path}:{node.lineno}: {name}" for name in names & later]
+            if isinstance(node, ast.Call) and any(keyword.arg in ("strict", "slots", "kw_only") for keyword in node.keywords):
+                found.append(f"{path}:{node.lineno}: an argument that came later")
+            if isinstance(node, getattr(ast, "Match", ())) or isinstance(node, getattr(ast, "TryStar", ())):
+                found.append(f"{path}:{node.lineno}: a statement that came later")
+    assert not found, "\n".join(found)
+
+
 if __name__ == "__main__":
     run((collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, symmetric_memory_is_an_array, numpy_arrays_of_every_type,
          errors_are_exceptions, a_death_reaches_the_others_and_the_parent, the_launcher_starts_scripts, ctrl_c_ends_a_wait, a_handler_that_raises_nothing_ends_nothing,
          ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused,
-         importing_is_quick_and_needs_nothing))
+         importing_is_quick_and_needs_nothing, the_package_is_python_of_3_9))

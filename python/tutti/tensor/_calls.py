@@ -7,6 +7,7 @@ import ctypes
 import numbers
 import operator
 import os
+import re
 import threading
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Union
 
@@ -127,7 +128,11 @@ def handle_list(tensors: Sequence[Any]) -> Any:
 
 
 class _ListParam:
-    from_param = staticmethod(handle_list)
+    @staticmethod
+    def from_param(tensors):
+        made = handle_list(tensors)
+        state.passed.append(made)  # a struct by value is copied, and up to Python 3.9 nobody would keep what it points to
+        return made
 
 
 def dims(values: Optional[Dims]) -> Any:
@@ -209,7 +214,8 @@ _PARAMETERS = {"T": _TensorParam, "L": _ListParam, "D": _DimsParam, "Y": _DtypeP
                "i": _whole(ctypes.c_int, -2**31, 2**31), "q": _whole(ctypes.c_int64, -2**63, 2**63), "Q": _whole(ctypes.c_uint64, 0, 2**64),
                "z": _whole(ctypes.c_size_t, 0, 2**64), "d": ctypes.c_double, "?": ctypes.c_bool, "O": _pointer, "A": _pointer, "a": _pointer, "P": _pointer,
                "s": ctypes.c_char_p}
-_RESULTS = {"tensor": _pointer, "tensors": ListStruct, "done": ctypes.c_bool, "double": ctypes.c_double, "int": ctypes.c_int64, "pointer": _pointer}
+_RESULTS = {"tensor": _pointer, "tensors": ListStruct, "done": ctypes.c_bool, "double": ctypes.c_double, "int": ctypes.c_int64, "pointer": _pointer,
+            "status": ctypes.c_int}
 
 
 def bind(name: str, result: str, letters: str) -> Any:
@@ -275,6 +281,7 @@ class _State(threading.local):
     def __init__(self):
         self.raised: Optional[BaseException] = None  # what a callback raised
         self.kept: List[List[Any]] = []  # what callbacks returned, one list for each call that is under way
+        self.passed: List[Any] = []  # lists of tensors that calls under way were given
 
 
 state = _State()
@@ -288,7 +295,8 @@ def failure(status: int) -> BaseException:
 
 def call(read: Any, function: Any, *arguments: Any) -> Any:
     """Calls a function inside a scope, and returns what `read` makes of its result there."""
-    scope = ctypes.c_uint64(_open_scope())
+    passed = state.passed
+    before, scope = len(passed), ctypes.c_uint64(_open_scope())
     try:
         if _interrupt.worlds:
             made = read(_interrupt.call_any(function, *arguments))
@@ -300,6 +308,9 @@ def call(read: Any, function: Any, *arguments: Any) -> Any:
     except BaseException:
         _close(_byref(scope))
         raise
+    finally:
+        if len(passed) > before:
+            del passed[before:]
     status = _close(_byref(scope))
     if status:
         raise failure(status)
@@ -309,10 +320,10 @@ def call(read: Any, function: Any, *arguments: Any) -> Any:
 
 
 def _words(function, error):
-    """ctypes says `argument 2: TypeError: a str is no tensor`."""
-    text = str(error)
+    """ctypes says `argument 2: TypeError: a str is no tensor`, or, up to Python 3.10, `argument 2: <class 'TypeError'>: …`."""
+    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", str(error), count=1)
     kinds = {"OverflowError": OverflowError, "ValueError": ValueError, "ArgumentError": ValueError}
-    kind = next((kinds[name] for name in kinds if f": {name}: " in text or f".{name}'>: " in text), TypeError)
+    kind = next((kinds[name] for name in kinds if f": {name}: " in text), TypeError)
     return kind(f"tutti: {function.__name__[3:]}: {text}")
 
 
@@ -348,6 +359,16 @@ def done(function: Any, *arguments: Any) -> None:
 
 def answer(function: Any, *arguments: Any) -> Any:
     return call(_same, function, *arguments)
+
+
+def _well(status):
+    if status:
+        raise failure(status)
+
+
+def checked(function: Any, *arguments: Any) -> None:
+    """Of a function that returns a status."""
+    call(_well, function, *arguments)
 
 
 def _named(made):

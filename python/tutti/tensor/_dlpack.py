@@ -137,13 +137,14 @@ def _end_guest(address):
 
 def from_dlpack(thing: Any) -> Any:
     """A tensor over the memory of an array of another library (NumPy, PyTorch, JAX, CuPy ...), or of a capsule that one made. Memory that is marked
-    read-only is copied."""
+    read-only is copied. JAX marks nothing, though its arrays must not change: do not write to a tensor over one (as_tensor makes a copy)."""
     made = thing
     if hasattr(thing, "__dlpack__"):
         try:
             made = thing.__dlpack__(max_version=(1, 1))
-        except TypeError:  # from before that argument
-            made = thing.__dlpack__()
+        except TypeError:  # from before that argument, and so without a mark for what is read-only
+            fixed = getattr(getattr(thing, "flags", None), "writeable", True) is False
+            made = (thing.copy() if fixed else thing).__dlpack__()
     if _is(made, _NAME):
         tensor = _calls.tensor(_import, _pointer_of(made, _NAME))
         _rename(made, _USED)
