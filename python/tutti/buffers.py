@@ -153,6 +153,10 @@ def is_torch(thing: Any) -> bool:
     return torch is not None and isinstance(thing, torch.Tensor)
 
 
+def is_jax(thing: Any) -> bool:
+    return type(thing).__module__.partition(".")[0] in ("jax", "jaxlib")
+
+
 def buffer_of(thing: Any, writable: bool = False) -> Buffer:
     """Where an object lies. writable: it will be written."""
     if isinstance(thing, Buffer):
@@ -161,6 +165,10 @@ def buffer_of(thing: Any, writable: bool = False) -> Buffer:
         return _of_numpy(thing, writable)
     if is_torch(thing):
         return _of_torch(thing)
+    if is_jax(thing):
+        if writable:
+            raise TypeError("tutti: arrays of JAX never change; give the call another array to write to: out=numpy.empty(...)")
+        return _of_dlpack(thing)
     try:
         memoryview(thing)
     except TypeError:
@@ -176,6 +184,8 @@ def new_like(thing: Any, shape: Any, who: Any) -> Any:
         return sys.modules["numpy"].empty(shape, thing.dtype)
     if is_torch(thing):
         return thing.new_empty(shape)
+    if is_jax(thing):  # NumPy's, since JAX's cannot be written
+        return sys.modules["numpy"].empty(shape, thing.dtype)
     raise TypeError(f"{who}: out must be given where the input is no NumPy array and no PyTorch tensor")
 
 

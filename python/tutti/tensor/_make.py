@@ -8,7 +8,7 @@ import numbers
 from typing import Any, List, Optional, Tuple
 
 from .._library import lib
-from ..buffers import buffer_of, dtype_bytes, dtype_name, is_numpy
+from ..buffers import buffer_of, dtype_bytes, dtype_name, is_jax, is_numpy
 from . import _calls, _dlpack
 from . import _operators as ops
 from ._calls import Device, Dtype
@@ -81,13 +81,15 @@ def tensor(data: Any, dtype: Optional[Dtype] = None, device: Optional[Device] = 
 
 def as_tensor(data: Any, dtype: Optional[Dtype] = None) -> Tensor:
     """A tensor over the memory of what has DLPack or the buffer protocol (NumPy, PyTorch, array.array, bytearray ...), without a copy unless that memory is
-    read-only or another dtype is asked for; of numbers and lists a new one."""
+    read-only, as that of JAX's arrays is, or another dtype is asked for; of numbers and lists a new one."""
     if isinstance(data, Tensor):
         made = data
     elif isinstance(data, (numbers.Number, list, tuple)) and not is_numpy(data):
         return tensor(data, dtype)
     elif hasattr(data, "__dlpack__") and not (is_numpy(data) and data.ndim == 0):
         made = _dlpack.from_dlpack(data)
+        if is_jax(data):  # never to be written, which the capsules that JAX makes do not say
+            made = made.clone()
     else:
         made = _over_buffer(data)
     return made.to(dtype) if dtype is not None else made
