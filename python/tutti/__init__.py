@@ -16,16 +16,16 @@ from .errors import (AbortedError, ArgumentError, DeadError, DeadlineError, Erro
 from .spawn import spawn
 from .world import Batch, Group, Memory, Peers, Store, Work, World
 
-__all__ = ["AbortedError", "ArgumentError", "Batch", "DeadError", "DeadlineError", "Error", "FileMissingError", "GoneError", "Group", "InterruptedCallError", "Memory",
+__all__ = ["AbortedError", "ArgumentError", "Batch", "CompiledBackward", "DeadError", "DeadlineError", "Error", "FileMissingError", "GoneError", "Group", "InterruptedCallError", "Memory",
            "MismatchError", "NotFoundError", "OutOfMemoryError", "Peers", "RangeError", "StateError", "Store", "SystemCallError", "TypeMismatchError", "UnsupportedError", "Work",
-           "World", "capture", "compile", "errors", "graph", "nn", "optim", "parallel", "spawn", "tensor"]
-_MODULES = ("graph", "nn", "optim", "parallel", "tensor")  # with the tensor library, which is loaded when it is first needed
+           "World", "capture", "compile", "data", "errors", "graph", "nn", "optim", "parallel", "spawn", "streams", "tensor"]
+_MODULES = ("data", "graph", "nn", "optim", "parallel", "streams", "tensor")  # with the tensor library, which is loaded when it is first needed
 
 
 def __getattr__(name):
     if name in _MODULES:
         return _importlib.import_module("." + name, __name__)
-    if name in ("compile", "capture"):
+    if name in ("CompiledBackward", "compile", "capture"):
         return getattr(_importlib.import_module(".graph", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -25,6 +25,9 @@ _count = _calls.bind("tt_graph_count", "done", "PP")
 _parse = _calls.bind("tt_graph_parse", "pointer", "sP")
 _check = _calls.bind("tt_graph_check", "done", "P")
 _compiled_count = _calls.bind("tt_compiled_count", "done", "PP")
+_CacheOptions, _BackwardCounts = struct("tt_backward_cache_options"), struct("tt_backward_counts")
+_cache_new, _cache_count = _calls.bind("tt_backward_cache_new", "done", "PP"), _calls.bind("tt_backward_cache_count", "done", "PP")
+_cache_begin, _cache_end = _calls.bind("tt_backward_compiled_begin", "done", "P"), _calls.bind("tt_backward_compiled_end", "done", "")
 MOST = constants["TT_GRAPH_OUTPUTS"]
 _MODES = {"fused": constants["TT_COMPILE_FUSED"], "split": constants["TT_COMPILE_SPLIT"], "interpret": constants["TT_COMPILE_INTERPRET"]}
 
@@ -150,6 +153,58 @@ def compile(function: Optional[Callable[..., Any]] = None, *, mode: str = "fused
     options = {"mode": _MODES[mode], "full": full, "strict": strict, "dynamic": 0 if dynamic else constants["TUTTI_NONE"], "replay": replay,
                "skip": skip.encode() if skip else None, "with": passes.encode() if passes else None}
     return Compiled(function, options) if function is not None else lambda given: Compiled(given, options)
+
+
+# ---- compiled backwards ----
+
+def _end_cache(process: int, handle: int) -> None:
+    if process == os.getpid():
+        lib.tt_backward_cache_release(ctypes.byref(_pointer(handle)))
+
+
+class CompiledBackward:
+    """Backwards that are captured once, hooks and all, and from then on run as graphs:
+
+        compiled = tutti.CompiledBackward()
+        for batch in batches:
+            loss = loss_of(batch)
+            with compiled:
+                loss.backward()
+
+    A backward looks for the graph of one like it: the same nodes, attributes and sizes in the same order, the same hooks, leaves that have a gradient and leaves
+    that have none. Python hooks run while a backward is captured, and not when its graph runs: what they do with tensors is repeated, numbers that they compute are
+    frozen; one that was registered as opaque keeps its backward from being compiled. So does every tutti.tensor.Function, of which each call is another one.
+    full: what cannot be captured is an error; else it runs as ever. One thread uses it at a time."""
+
+    def __init__(self, full: bool = False) -> None:
+        handle = _pointer()
+        _calls.done(_cache_new, ctypes.byref(_CacheOptions(full=bool(full))), ctypes.byref(handle))
+        self._handle = handle.value
+        weakref.finalize(self, _end_cache, os.getpid(), handle.value or 0).atexit = False
+
+    def __enter__(self) -> CompiledBackward:
+        _calls.done(_cache_begin, self._handle)
+        return self
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        _calls.done(_cache_end)
+
+    def counts(self) -> Dict[str, Any]:
+        """Backwards that were captured, that found a graph and that ran as ever, vertices of all graphs, and under misses how many found none, by why."""
+        counts = _BackwardCounts()
+        _calls.done(_cache_count, self._handle, ctypes.byref(counts))
+        found: Dict[str, Any] = {name: getattr(counts, name) for name in ("captures", "hits", "eager", "vertices")}
+        found["misses"] = {name: counts.misses[constants[f"TT_BACKWARD_MISS_{name.upper()}"]] for name in ("first", "nodes", "hooks", "sizes", "gradients")}
+        return found
+
+    def reason(self) -> str:
+        """Why the last backward that ran as ever did so; "" where none did."""
+        return lib.tt_backward_cache_reason(self._handle).decode()
+
+    def graph(self) -> Optional[str]:
+        """The graph that ran last, as text; None where there is none."""
+        handle = lib.tt_backward_cache_graph(self._handle)
+        return _graph_text(handle) if handle else None
 
 
 # ---- graphs ----

@@ -141,9 +141,53 @@ def parallel(group):
     assert [fast(tt.ones(3)).item() for _ in range(3)] == [6 * size] * 3
 
 
+def pipelines(group):
+    """Work of one's own on shards as they come, and on chunks before they go."""
+    from tutti import tensor as tt
+    rank, size = group.rank, group.size
+    shard, seen = tt.full((2, 3), float(rank + 1)), []
+    gathered = tt.zeros((2 * size, 3))
+    tt.pipelined_all_gather_and_consume([shard], lambda shards, source: seen.append((source, shards[0].sum().item())), group, [gathered])
+    assert seen[0][0] == rank and sorted(seen) == [(source, 6.0 * (source + 1)) for source in range(size)], seen
+    same(gathered, numpy.repeat(numpy.arange(1, size + 1), 2)[:, None] * numpy.ones((1, 3)))
+    tt.pipelined_all_gather_and_consume([shard, tt.ones(4)], lambda shards, source: seen.append(len(shards)), group)
+    assert seen[-size:] == [2] * size
+    output, order = tt.zeros((2 * size, 3)), []
+
+    def produce(to, out):
+        order.append(to)
+        out.fill_(float(10 * rank + to))
+    tt.pipelined_produce_and_all_to_all(produce, output, group)
+    assert order[-1] == rank and sorted(order) == list(range(size)) and output[:, 0].tolist() == [10.0 * source + rank for source in range(size) for _ in range(2)]
+    tt.pipelined_produce_and_all_to_all(lambda to, out: out.fill_(float(rank)), output.reshape(2, 3 * size), group, chunk_dim=1)
+    assert tt.fused_workspace_bytes(group) > 0 and tt.waited(group.world) >= 0
+
+
+def failing_pipelines():
+    """What a consumer or a producer raises is raised, and ends the group for the others with its words."""
+    from tutti import tensor as tt
+    with tutti.World() as world:
+        def work(*given):
+            if world.rank == 0:
+                raise ZeroDivisionError("in the middle")
+        group = world.new_group(range(world.size))
+        if world.rank == 0:
+            raises(ZeroDivisionError, tt.pipelined_all_gather_and_consume, [tt.ones(2)], work, group)
+        else:
+            try:
+                tt.pipelined_all_gather_and_consume([tt.ones(2)], work, group)
+            except tutti.AbortedError as error:  # unless it had all of it already
+                assert "in the middle" in str(error), error
+        group = world.new_group(range(world.size))
+        error = raises(ZeroDivisionError if world.rank == 0 else tutti.AbortedError, tt.pipelined_produce_and_all_to_all, work, tt.ones(4), group)
+        assert "in the middle" in str(error), error
+        world.group.barrier()
+
+
 def together():
     with tutti.World() as world:
         collectives(world.group)
+        pipelines(world.group)
         symmetric(world.group)
         parallel(world.group)
         world.group.barrier()
@@ -175,6 +219,7 @@ def ranks_compute_together():
 
 def mismatches_and_deaths_are_exceptions():
     tutti.spawn(mismatched, 2)
+    tutti.spawn(failing_pipelines, 2)
     error = raises(tutti.DeadError, tutti.spawn, dying, 2)
     assert error.ranks == (1,)
 

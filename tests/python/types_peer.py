@@ -36,6 +36,13 @@ def main() -> None:
         names: List[str] = [name for name, parameter in net.named_parameters()]
         world.group.send(b"a", to=0, tag=shape)
         total: int = world.store.add("n") if world.store is not None else 0
+        with tutti.CompiledBackward() as compiled, tutti.data.Progress(steps=total) as progress:
+            z.sum().backward()
+            progress.step(z.sum().item())
+        if z.grad_fn is not None:
+            z.grad_fn.register_prehook(lambda grads: [grads[0]])
+        with tutti.streams.Stream("cuda") as stream:
+            number: int = stream.handle
 """
 WRONG = {"tt.add(tt.ones(2), 'text')": "arg-type", "tt.ones(2).softmax(dim='last')": "arg-type", "tt.softmaxx(tt.ones(2))": "attr-defined",
          "tt.layer_norm()": "call-arg", "tutti.World(rank='first')": "arg-type", "x: str = tt.ones(2).sum()": "assignment"}
@@ -64,7 +71,7 @@ def the_package_and_programs_are_checked():
 
 def everything_has_a_docstring():
     missing = []
-    for module in (tutti, tutti.tensor, tutti.nn, tutti.optim, tutti.parallel, tutti.graph):
+    for module in (tutti, tutti.data, tutti.graph, tutti.nn, tutti.optim, tutti.parallel, tutti.streams, tutti.tensor):
         for name in getattr(module, "__all__", None) or [name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__]:
             thing = getattr(module, name)
             if not name.startswith("_") and (inspect.isclass(thing) or inspect.isfunction(thing)) and not thing.__doc__:

@@ -7,6 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
 from .._library import constants, lib, struct
+from ..errors import StateError
 from . import _calls
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _push = _calls.bind("tt_saved_hooks_push", "done", "P")
 _wrap = _calls.bind("tt_wrap", "tensor", "PDYPP")
 _hook_tensor = _calls.bind("tt_hook_tensor", "done", "TPPPP")
 _hook_accumulate = _calls.bind("tt_hook_accumulate", "done", "TPPPP")
+_hook_pre, _hook_post = _calls.bind("tt_hook_node_pre", "done", "PPPPP"), _calls.bind("tt_hook_node_post", "done", "PPPPP")
+_after_backward = _calls.bind("tt_backward_callback", "done", "PP")
 MOST = constants["TT_FUNCTION_TENSORS"]
 
 
@@ -119,7 +122,7 @@ class HookHandle:
 _byte = (ctypes.c_uint8 * 1)()
 
 
-def register(function: Any, thing: Any, callback: Any, user: Any, first: bool = False, always: bool = False) -> HookHandle:
+def register(function: Any, thing: Any, callback: Any, user: Any, first: bool = False, always: bool = False, opaque: bool = False) -> HookHandle:
     """A hook holds tensors that it was registered with, and lets them go when it ends: one of them lets the Python function go."""
     number = _calls.kept.add(user)
     try:
@@ -128,7 +131,7 @@ def register(function: Any, thing: Any, callback: Any, user: Any, first: bool = 
         _calls.kept.drop(number)
         raise
     captured = _calls.handle_list([guard])
-    options, handle = _HookOptions(first=first, always=always, captured=captured), _pointer()
+    options, handle = _HookOptions(first=first, always=always, opaque=opaque, captured=captured), _pointer()
     _calls.done(function, thing, address_of(callback), number, ctypes.byref(options), ctypes.byref(handle))
     return HookHandle(handle)
 
@@ -150,12 +153,101 @@ def _on_accumulate(context, leaf):
     user_of(context)(_calls.borrow(leaf))
 
 
-def tensor_hook(x: Tensor, function: Callable[[Tensor], Optional[Tensor]]) -> HookHandle:
-    return register(_hook_tensor, x, _on_tensor, function)
+def tensor_hook(x: Tensor, function: Callable[[Tensor], Optional[Tensor]], opaque: bool) -> HookHandle:
+    return register(_hook_tensor, x, _on_tensor, function, opaque=opaque)
 
 
-def accumulate_hook(x: Tensor, function: Callable[[Tensor], None]) -> HookHandle:
-    return register(_hook_accumulate, x, _on_accumulate, function)
+def accumulate_hook(x: Tensor, function: Callable[[Tensor], None], opaque: bool) -> HookHandle:
+    return register(_hook_accumulate, x, _on_accumulate, function, opaque=opaque)
+
+
+@ctypes.CFUNCTYPE(None, _pointer, ctypes.c_size_t, _pointer)
+@_calls.callback(None)
+def _before_node(context, count, grads):
+    _replace(grads, count, user_of(context)(_tensors_at(grads, count)), "before")
+
+
+@ctypes.CFUNCTYPE(None, _pointer, ctypes.c_size_t, _pointer, ctypes.c_size_t, _pointer)
+@_calls.callback(None)
+def _behind_node(context, result_count, results, grad_count, grads):
+    _replace(results, result_count, user_of(context)(_tensors_at(results, result_count), _tensors_at(grads, grad_count)), "after")
+
+
+def _tensors_at(address: int, count: int) -> Tuple[Optional[Tensor], ...]:
+    room = (_pointer * count).from_address(address) if count else ()
+    return tuple(_calls.borrow(entry) for entry in room)
+
+
+def _replace(address: int, count: int, found: Any, when: str) -> None:
+    """What a node's hook returned, in the place of what it was given."""
+    if found is None:
+        return
+    values = sequence(found)
+    if len(values) != count:
+        raise ValueError(f"tutti: a hook that runs {when} a node returned {len(values)} gradients, and there are {count}")
+    fill(address, values, "a hook of a node")
+
+
+class Node:
+    """What computes one step of a backward: Tensor.grad_fn. It is good as long as its tensor lives and is not changed in place."""
+
+    def __init__(self, tensor: Tensor, handle: int) -> None:
+        self._tensor, self._node = tensor, handle
+        self.name: str = lib.tt_node_name(handle).decode()  # of the operator or function that it differentiates: "mul"
+        self.sequence: int = lib.tt_node_sequence(handle)  # the number of its creation within its thread
+
+    def __repr__(self) -> str:
+        return f"<node {self.name} {self.sequence}>"
+
+    def _handle(self) -> int:
+        handle = lib.tt_grad_fn(self._tensor._handle)
+        if handle != self._node or lib.tt_node_sequence(handle) != self.sequence:
+            raise StateError("STATE", f"tutti: the tensor of node {self.name} was changed in place, and another node computes it now")
+        return handle
+
+    def register_prehook(self, function: Callable[[Tuple[Optional[Tensor], ...]], Optional[Sequence[Optional[Tensor]]]], first: bool = False,
+                         opaque: bool = False) -> HookHandle:
+        """function(grads) is called before the node runs, with the gradients of its outputs, and may return others for all of them. opaque: it must run each
+        time, and a backward that would run it is not compiled."""
+        return register(_hook_pre, self._handle(), _before_node, function, first=first, opaque=opaque)
+
+    def register_hook(self, function: Callable[..., Optional[Sequence[Optional[Tensor]]]], first: bool = False, opaque: bool = False) -> HookHandle:
+        """function(results, grads) is called after the node has run, with the gradients of its inputs and of its outputs, and may return others for all of
+        its inputs."""
+        return register(_hook_post, self._handle(), _behind_node, function, first=first, opaque=opaque)
+
+
+def node_of(tensor: Tensor) -> Optional[Node]:
+    handle = lib.tt_grad_fn(tensor._handle)
+    return Node(tensor, handle) if handle else None
+
+
+@ctypes.CFUNCTYPE(None, _pointer)
+@_calls.callback(None)
+def _at_end(user):
+    function = _calls.kept.get(user)
+    _calls.kept.drop(user)
+    function()
+
+
+def queue_callback(function: Callable[[], Any]) -> None:
+    """From inside a backward (a hook, a Function): function() is called after the last node, in order of queueing. It is not called where the backward fails."""
+    number = _calls.kept.add(function)
+    for under_way in _calls.state.kept[:1]:  # what has not run when the outermost call returns never will
+        under_way.append(_Dropped(number))
+    try:
+        _calls.done(_after_backward, address_of(_at_end), number)
+    except BaseException:
+        _calls.kept.drop(number)
+        raise
+
+
+class _Dropped:
+    def __init__(self, number):
+        self._number = number
+
+    def __del__(self, drop=_calls.kept.drop):
+        drop(self._number)
 
 
 # ---- functions with a gradient of one's own ----

@@ -6,13 +6,14 @@ import contextlib
 import ctypes
 import os
 import weakref
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from .._library import lib, struct
+from .._library import constants, lib, struct
 from ..buffers import dtype_number
 from ..errors import check
 from ..world import World
 from . import _calls
+from ._autograd import address_of
 from ._calls import AnyGroup, Device, Dims, Dtype
 from ._tensor import Tensor
 
@@ -33,6 +34,8 @@ _load_metadata = _calls.bind("tt_load_metadata", "done", "s")
 _load_metadata.restype = _Metadata
 _wait_all = _calls.bind("tt_wait_all", "done", "P")
 _batch = _calls.bind("tt_batch_p2p", "tensors", "zPG")
+_gather_consume = _calls.bind("tt_pipelined_all_gather_and_consume", "status", "LPPLG")
+_produce_scatter = _calls.bind("tt_pipelined_produce_and_all_to_all", "status", "PPTiG")
 
 
 # ---- files ----
@@ -144,6 +147,55 @@ def fused_all_gather_scaled_matmul(a_shard: Tensor, bs: Sequence[Tensor], a_scal
     return _with_gathered(return_gathered, _gather_scaled, a_shard, bs, a_scale, b_scales, gather_dim, group, ctypes.byref(options))
 
 
+# ---- pipelines for work of one's own ----
+
+def _status_of(failed: Any) -> Any:
+    """A decorator for callbacks that return a status: what they raise is raised by the Python call, and is the failure meanwhile."""
+    return _calls.callback(constants["TUTTI_ERROR_STATE"])(failed)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, _pointer, _calls.ListStruct, ctypes.c_int)
+@_status_of
+def _consume(user, shards, rank):
+    _calls.kept.get(user)(_calls.list_of(shards), rank)
+    return 0
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, _pointer, ctypes.c_int, _pointer)
+@_status_of
+def _produce(user, rank, out):
+    _calls.kept.get(user)(rank, _calls.borrow(out))
+    return 0
+
+
+def _pipelined(function: Any, user: Any, arguments: Any) -> None:
+    number = _calls.kept.add(user)
+    try:
+        with _calls.Calls():
+            _calls.checked(function, *arguments(number))
+    finally:
+        _calls.kept.drop(number)
+
+
+def pipelined_all_gather_and_consume(shards: Sequence[Tensor], consume: Callable[[List[Tensor], int], Any], group: AnyGroup,
+                                     ag_out: Sequence[Tensor] = ()) -> None:
+    """Gathers several contiguous tensors along dimension 0 and hands each rank's to consume(shards, rank), this rank's first, then the others' as they become
+    ready, each once. ag_out, one contiguous tensor for each of the shards, receives what is gathered. The tensors that consume gets are read only, and valid
+    until it returns. No gradient."""
+    _pipelined(_gather_consume, consume, lambda number: (shards, address_of(_consume), number, ag_out, group))
+
+
+def pipelined_produce_and_all_to_all(produce: Callable[[int, Tensor], Any], output: Tensor, group: AnyGroup, chunk_dim: int = 0) -> None:
+    """Every rank makes one chunk for each rank, by produce(rank, out) that writes into out, the others' first, and receives those made for it: chunk r of output,
+    along chunk_dim, comes from rank r. No gradient."""
+    _pipelined(_produce_scatter, produce, lambda number: (address_of(_produce), number, output, chunk_dim, group))
+
+
+def fused_workspace_bytes(group: AnyGroup) -> int:
+    """Bytes of symmetric memory that fused operations of this rank keep for the group."""
+    return lib.tt_fused_workspace_bytes(_calls.group_handle(group))
+
+
 # ---- waiting, and messages ----
 
 def wait_all(world: World) -> None:
@@ -154,6 +206,11 @@ def wait_all(world: World) -> None:
 def pending_works(world: World) -> int:
     """Collectives on tensors of this world that nobody has waited for."""
     return lib.tt_pending_works(world._open())
+
+
+def waited(world: World) -> float:
+    """Seconds that this rank has waited for collectives on tensors of this world."""
+    return lib.tt_waited_ns(world._open()) * 1e-9
 
 
 def batch_p2p(operations: Sequence[Tuple[str, Tensor, int, int]], group: AnyGroup) -> List[Tensor]:

@@ -242,10 +242,9 @@ class Tensor(ops.Methods, Handle):
         _calls.done(_set_grad, self, gradient)
 
     @property
-    def grad_fn(self) -> Optional[str]:
-        """The operator that computed it, by name; None for a leaf."""
-        node = lib.tt_grad_fn(self._handle)
-        return lib.tt_node_name(node).decode() if node else None
+    def grad_fn(self) -> Optional[_autograd.Node]:
+        """The node that computes its backward, which has a name and takes hooks; None for a leaf."""
+        return _autograd.node_of(self)
 
     def retain_grad(self) -> None:
         """Keeps the gradient of a tensor that is no leaf."""
@@ -256,13 +255,14 @@ class Tensor(ops.Methods, Handle):
         """Computes the gradients of all leaves that it was computed from. Without grad it must have one element."""
         _autograd.backward([self], [grad] if grad is not None else [], retain_graph, create_graph, inputs)
 
-    def register_hook(self, function: Callable[[Tensor], Optional[Tensor]]) -> _autograd.HookHandle:
-        """function(gradient) is called when the gradient is complete, and may return another one."""
-        return _autograd.tensor_hook(self, function)
+    def register_hook(self, function: Callable[[Tensor], Optional[Tensor]], opaque: bool = False) -> _autograd.HookHandle:
+        """function(gradient) is called when the gradient is complete, and may return another one. opaque: it must run each time, so that a backward which
+        would run it is not compiled."""
+        return _autograd.tensor_hook(self, function, opaque)
 
-    def register_post_accumulate_grad_hook(self, function: Callable[[Tensor], None]) -> _autograd.HookHandle:
+    def register_post_accumulate_grad_hook(self, function: Callable[[Tensor], None], opaque: bool = False) -> _autograd.HookHandle:
         """function(leaf) is called after the gradient of a leaf was updated."""
-        return _autograd.accumulate_hook(self, function)
+        return _autograd.accumulate_hook(self, function, opaque)
 
     # ---- other libraries ----
 

@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors on a GPU from Python: streams, events, replays, pinned memory, devices. Runs on the stand-in for the driver, and on a GPU where there is one."""
+import gc
+import pathlib
+import sys
+import threading
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
+from harness import raises, run, skip  # noqa: E402
+import tutti  # noqa: E402
+from tutti import streams, tensor as tt  # noqa: E402
+
+if not streams.device_available("cuda"):
+    assert "cuda" in str(raises(tutti.UnsupportedError, streams.Stream)) and streams.default_device() == "cpu"
+    raises(tutti.UnsupportedError, streams.set_default_device, "cuda")
+    raises(tutti.UnsupportedError, streams.Event)
+    raises(tutti.UnsupportedError, streams.memory)
+    skip("no GPU, and no stand-in for its driver; what is asked of streams says so")
+
+
+def operators_go_to_the_current_stream():
+    x = tt.arange(8, dtype="f32").to_device("cuda")
+    assert streams.current_stream().handle == 0 and x.device == "cuda:0"
+    stream = streams.Stream()
+    with stream as inside:
+        assert inside is stream and streams.current_stream().handle == stream.handle != 0
+        with streams.Stream() as other:
+            assert streams.current_stream().handle == other.handle
+        assert streams.current_stream().handle == stream.handle
+        y = x * 2 + 1
+        mark = streams.Event()
+    assert streams.current_stream().handle == 0
+    mark.join()
+    z = y - 1
+    mark.wait()
+    assert mark.done() and z.tolist() == [2.0 * i for i in range(8)]
+    stream.synchronize()
+    with streams.Stream(handle=stream.handle):  # somebody else's, which stays
+        assert (x + 1).tolist() == [i + 1.0 for i in range(8)]
+    del stream, other
+    gc.collect()
+    raises(tutti.UnsupportedError, streams.Stream, "cuda:99")
+    raises(tutti.Error, streams.Stream, "cpu")
+    raises(ValueError, streams.Stream, "nowhere")
+
+
+def threads_have_streams_of_their_own():
+    stream, found = streams.Stream(), []
+
+    def work():
+        found.append(streams.current_stream().handle)
+        with stream:
+            found.append(streams.current_stream().handle)
+        found.append(streams.current_stream().handle)
+    with stream:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert streams.current_stream().handle == stream.handle
+    assert found == [0, stream.handle, 0]
+
+
+def a_step_is_run_again():
+    a = tt.ones(4, device="cuda")
+    with streams.Stream():
+        (a * 3).add_(1)  # once as it is
+        replay = streams.Replay()
+        raises(tutti.StateError, replay)
+        with replay:
+            result = a * 3
+            result += 1
+        for value in range(3):
+            a.fill_(float(value))
+            replay()
+            assert result.tolist() == [3.0 * value + 1] * 4
+        raises(tutti.StateError, replay.__enter__)
+
+        def reads():
+            with streams.Replay():
+                a.tolist()
+        assert "captured" in str(raises(tutti.StateError, reads))
+
+        def leaves():
+            with streams.Replay() as kept:
+                a.fill_(7.0)
+                raise KeyError(kept)
+        raises(tutti.StateError, raises(KeyError, leaves).args[0])
+        assert (a * 2).tolist() == [4.0] * 4  # nothing of it ran, and the stream goes on
+    raises(tutti.Error, streams.Replay().__enter__)  # the default stream cannot be noted
+
+
+def copies_from_pinned_memory_do_not_wait():
+    here, there = streams.empty_pinned(1000), tt.zeros(1000, device="cuda")
+    here.fill_(5.0)
+    with streams.Stream():
+        assert streams.copy_async_(there, here) is there
+        arrived = streams.Event()
+    arrived.join()
+    assert there.sum().item() == 5000
+    raises(tutti.Error, streams.copy_async_, there, tt.zeros(1000))  # not pinned
+    raises(tutti.Error, streams.copy_async_, there, streams.empty_pinned(999))
+
+
+def the_default_device_is_the_threads():
+    streams.set_default_device("cuda")
+    try:
+        assert streams.default_device() == "cuda:0" and tt.ones(2).device == "cuda:0" and tutti.nn.Linear(2, 2).weight.device == "cuda:0"
+        found = []
+        thread = threading.Thread(target=lambda: found.append(streams.default_device()))
+        thread.start()
+        thread.join()
+        assert found == ["cpu"]
+    finally:
+        streams.set_default_device("cpu")
+    assert streams.default_device() == "cpu" and tt.ones(2).device == "cpu"
+
+
+def memory_is_counted_and_limited():
+    before = streams.memory()
+    x = tt.zeros(1 << 20, device="cuda")
+    now = streams.memory()
+    assert now["allocated"] >= before["allocated"] + (4 << 20) and now["reserved"] >= now["allocated"] and now["peak_allocated"] >= now["allocated"]
+    streams.memory_limit(now["reserved"] + (1 << 20))
+    try:
+        assert "limit" in str(raises(MemoryError, tt.zeros, 1 << 26, device="cuda"))
+    finally:
+        streams.memory_limit(0)
+    del x
+    gc.collect()
+    streams.memory_trim()
+    assert streams.memory()["reserved"] < now["reserved"] and streams.memory()["limit"] == 0
+    a = tt.ones((4, 4), device="cuda")
+    with streams.tf32():
+        assert (a @ a).tolist() == [[4.0] * 4] * 4
+
+
+if __name__ == "__main__":
+    run((operators_go_to_the_current_stream, threads_have_streams_of_their_own, a_step_is_run_again, copies_from_pinned_memory_do_not_wait,
+         the_default_device_is_the_threads, memory_is_counted_and_limited))
