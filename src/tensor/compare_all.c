@@ -31,7 +31,8 @@ static bool compare(const char *who, tt_tensor *first, tt_tensor *second, double
         tu_pending_take(tu_error_memory("a comparison", 2 * bytes));
         return false;
     }
-    bool equal = tu_copy_out(first, both, dtype) == TUTTI_OK && tu_copy_out(second, both + bytes, dtype) == TUTTI_OK;
+    bool equal = tu_pending_take(tu_copy_out(first, both, dtype)) == TUTTI_OK &&
+                 tu_pending_take(tu_copy_out(second, both + bytes, dtype)) == TUTTI_OK;
     for (int64_t i = 0; equal && whole && i < first->numel; i++) {
         int64_t x = ((int64_t *)both)[i], y = ((int64_t *)(both + bytes))[i];
         equal = x == y || fabs((double)x - (double)y) <= absolute + relative * fabs((double)y);

@@ -33,15 +33,27 @@ static void add(text *out, const char *format, ...) {
 }
 
 typedef struct picture {
-    const tt_tensor *x;
+    const tt_tensor *x;    /* its sizes */
+    const tt_tensor *held; /* its elements: all of them, or those that are shown alone */
     bool shortened;
     int width, decimals;
     bool scientific;
 } picture;
 
+/* Whether the middle of that dimension is left out. */
+static bool is_cut(const picture *shown, int dim) {
+    return shown->shortened && shown->x->sizes[dim] > 2 * EDGE;
+}
+
+/* How far the i-th entry of a dimension is from the first. */
+static int64_t step_to(const picture *shown, int dim, int64_t i) {
+    bool behind = is_cut(shown, dim) && i >= EDGE; /* the middle, which may not be held */
+    return (behind ? i - shown->x->sizes[dim] + shown->held->sizes[dim] : i) * shown->held->strides[dim];
+}
+
 /* One element as text; returns its length. */
 static int element(const picture *shown, int64_t offset, char *out, size_t size) {
-    const char *data = (const char *)tu_pointer(shown->x) + offset * tu_dtype_bytes[shown->x->dtype];
+    const char *data = (const char *)tu_pointer(shown->held) + offset * tu_dtype_bytes[shown->x->dtype];
     tutti_dtype dtype = shown->x->dtype;
     double value[2] = { 0 };
     uint64_t whole = 0;
@@ -73,16 +85,16 @@ static void visit(picture *shown, int dim, int64_t offset, void (*each)(picture 
         return;
     }
     for (int64_t i = 0; i < x->sizes[dim]; i++) {
-        if (shown->shortened && x->sizes[dim] > 2 * EDGE && i == EDGE)
+        if (is_cut(shown, dim) && i == EDGE)
             i = x->sizes[dim] - EDGE;
-        visit(shown, dim + 1, offset + i * x->strides[dim], each);
+        visit(shown, dim + 1, offset + step_to(shown, dim, i), each);
     }
 }
 
 static void judge(picture *shown, int64_t offset) {
     double value = 0;
     tutti_dtype dtype = shown->x->dtype;
-    const char *data = (const char *)tu_pointer(shown->x) + offset * tu_dtype_bytes[dtype];
+    const char *data = (const char *)tu_pointer(shown->held) + offset * tu_dtype_bytes[dtype];
     if (!tu_is_float(dtype) || tutti_convert(data, dtype, &value, TUTTI_F64, 1) != TUTTI_OK || !isfinite(value))
         return;
     if (value != rint(value))
@@ -112,19 +124,19 @@ static void show(text *out, const picture *shown, int dim, int64_t offset, int i
             add(out, ", ");
         else if (i > 0)
             add(out, ",\n%*s", indent + 1, "");
-        if (shown->shortened && x->sizes[dim] > 2 * EDGE && i == EDGE) {
+        if (is_cut(shown, dim) && i == EDGE) {
             i = x->sizes[dim] - EDGE;
             add(out, "%s", inner ? "…, " : "…");
             if (!inner)
                 add(out, ",\n%*s", indent + 1, "");
         }
-        show(out, shown, dim + 1, offset + i * x->strides[dim], indent + 1);
+        show(out, shown, dim + 1, offset + step_to(shown, dim, i), indent + 1);
     }
     add(out, "]");
 }
 
-static void show_values(text *out, const tt_tensor *x) {
-    picture shown = { .x = x, .shortened = x->numel > LONG, .decimals = tu_is_complex(x->dtype) ? 4 : 1 };
+static void show_values(text *out, const tt_tensor *x, const tt_tensor *held, bool shortened) {
+    picture shown = { .x = x, .held = held, .shortened = shortened, .decimals = tu_is_complex(x->dtype) ? 4 : 1 };
     visit(&shown, 0, 0, judge);
     if (shown.scientific)
         shown.decimals = 4;
@@ -132,14 +144,51 @@ static void show_values(text *out, const tt_tensor *x) {
     show(out, &shown, 0, 0, 0);
 }
 
-/* What lies on a device is copied to the host first. */
+/* Copies the ends of the dimensions from `dim` on; `from` and `to` are this corner of both tensors so far. */
+static tutti_status copy_ends(const tt_tensor *x, const tt_tensor *ends, int dim, tu_shape from, tu_shape to) {
+    if (dim == x->ndim) {
+        tt_tensor *source = tu_tensor_alias(x, &from), *target = tu_tensor_alias(ends, &to);
+        tutti_status status =
+            source == NULL || target == NULL ? TUTTI_ERROR_MEMORY : tu_device_copy_tensor(target, source);
+        tu_tensor_drop(source);
+        tu_tensor_drop(target);
+        return status;
+    }
+    if (x->sizes[dim] <= 2 * EDGE)
+        return copy_ends(x, ends, dim + 1, from, to);
+    from.sizes[dim] = to.sizes[dim] = EDGE;
+    tutti_status status = copy_ends(x, ends, dim + 1, from, to);
+    from.offset += (x->sizes[dim] - EDGE) * from.strides[dim];
+    to.offset += EDGE * to.strides[dim];
+    return status == TUTTI_OK ? copy_ends(x, ends, dim + 1, from, to) : status;
+}
+
+/* Both ends of every long dimension, in a tensor of their own: what is not shown stays on its device. NULL, with the
+ * error written, where that fails. */
+static tt_tensor *ends_of(const tt_tensor *x) {
+    tu_shape shape = tu_shape_of(x);
+    shape.offset = 0;
+    for (int dim = 0; dim < x->ndim; dim++)
+        shape.sizes[dim] = x->sizes[dim] > 2 * EDGE ? 2 * EDGE : x->sizes[dim];
+    tt_tensor *ends = tu_shape_contiguous("print", &shape) == TUTTI_OK ? tu_tensor_new(&shape) : NULL;
+    if (ends != NULL && copy_ends(x, ends, 0, tu_shape_of(x), shape) != TUTTI_OK) {
+        tu_tensor_drop(ends);
+        ends = NULL;
+    }
+    return ends;
+}
+
+/* What lies on a device is copied to the host first, as far as it is shown. */
 static void show_from_anywhere(text *out, const tt_tensor *x) {
-    tt_tensor *here = tu_on_host(x);
+    bool shortened = x->numel > LONG;
+    tt_tensor *some = shortened && tu_on_device(x) ? ends_of(x) : tu_tensor_hold((tt_tensor *)x),
+              *here = some != NULL ? tu_on_host(some) : NULL;
     if (here == NULL)
         add(out, "(%s)", tutti_error_message());
     else
-        show_values(out, here);
+        show_values(out, x, here, shortened);
     tu_tensor_drop(here);
+    tu_tensor_drop(some);
 }
 
 static void describe(text *out, const tt_tensor *x) {

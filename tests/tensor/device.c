@@ -80,6 +80,56 @@ TEST(tensors_are_made_there_and_read_here) {
     test_device_leave();
 }
 
+TEST(printing_fetches_what_is_shown) {
+    tutti_device device = there();
+    tt_options options;
+    char here[2048], text[2048];
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_to(tt_view(tt_arange(0, 2400, 1, TUTTI_I32, NULL), tt_shape(40, 3, 20)), TUTTI_F32),
+              *there = tt_to_device(x, device);
+    for (int turned = 0; turned < 2; turned++) {
+        tt_format(turned ? tt_transpose(x, 0, 2) : x, here, sizeof here);
+        tt_format(turned ? tt_transpose(there, 0, 2) : there, text, sizeof text);
+        size_t values = (size_t)(strchr(here, 'f') - here); /* behind them the device is named */
+        CHECK(strncmp(text, here, values) == 0 && (strstr(text, "[40, 3, 20]") != NULL) == !turned);
+    }
+    /* more than any memory has */
+    tt_format(tt_expand(tt_full(tt_shape(1), 7, TUTTI_U8, on(&options, device)), tt_shape((int64_t)1 << 40)), text,
+              sizeof text);
+    CHECK(strncmp(text, "[7, 7, 7, …, 7, 7, 7]  u8 [1099511627776]", 40) == 0);
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+/* Of the stand-in for the driver: a comparison that cannot read its tensors is no "different", but an error. */
+TEST(a_comparison_whose_copy_fails_says_so) {
+    tutti_device device = there();
+    tt_options options;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    void (*fail)(int) = (void (*)(int))dlsym(driver, "standin_fail_call");
+    int (*left)(void) = (int (*)(void))dlsym(driver, "standin_calls_left");
+    if (fail == NULL || left == NULL)
+        SKIP("only a stand-in fails when it is told to");
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_full(tt_shape(2, 3), 1.5, TUTTI_F32, on(&options, device)),
+              *turned = tt_transpose(tt_full(tt_shape(3, 2), 1.5, TUTTI_F32, on(&options, device)), 0, 1);
+    CHECK(tt_equal(x, turned) && tt_allclose(turned, x, 0, 0));
+    int failures = 0;
+    for (int nth = 1, delivered = 1; delivered; nth++) {
+        fail(nth);
+        bool equal = nth % 2 == 0 ? tt_equal(x, turned) : tt_allclose(turned, x, 0, 0);
+        delivered = left() == 0;
+        fail(0);
+        CHECK(equal == (tt_error_pending() == TUTTI_OK));
+        CHECK(equal || tutti_error_message()[0] != 0);
+        failures += !equal;
+        tt_error_clear();
+    }
+    CHECK(failures > 0);
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
 TEST(copies_convert_and_broadcast_in_every_direction) {
     tutti_device device = there();
     tt_options options;

@@ -464,6 +464,9 @@ TEST(printing_shows_values_type_and_shape) {
     CHECK_TEXT(text, "[true, true]  bool [2]");
     tt_format(tt_zeros(tt_shape(2000), TUTTI_I8, NULL), text, sizeof text);
     CHECK_TEXT(text, "[0, 0, 0, …, 0, 0, 0]  i8 [2000]");
+    /* only what is shown is looked at */
+    tt_format(tt_expand(tt_full(tt_shape(1, 1), 7, TUTTI_U8, NULL), tt_shape((int64_t)1 << 40, 2)), text, sizeof text);
+    CHECK_TEXT(text, "[[7, 7],\n [7, 7],\n [7, 7],\n …,\n [7, 7],\n [7, 7],\n [7, 7]]  u8 [1099511627776, 2]");
     tt_tensor *freed = tt_ones(tt_shape(4), TUTTI_F32, TUTTI_OPTIONS(tt_options, .name = "w"));
     tt_storage_resize(freed, 0);
     tt_format(freed, text, sizeof text);
