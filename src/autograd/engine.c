@@ -366,6 +366,16 @@ tutti_status tu_run_accumulate_hooks(tt_tensor *leaf) {
 
 /* ---- wishes ---- */
 
+/* Whether the input of a wish has its gradient already: one that retains it, and one that was named before. A leaf
+ * collects by itself. */
+static bool has_collected(const backward *run, size_t number) {
+    const tt_tensor *input = run->wishes[number].input;
+    bool collected = input->history != NULL && tu_history_at(input)->retains_grad;
+    for (size_t i = 0; i < number; i++)
+        collected = collected || (run->wishes[i].input == input && run->wishes[i].result == NULL);
+    return collected;
+}
+
 /* Hands the complete gradient of (key, slot) to whom wants it. Returns in *caught whether a leaf's gradient went there
  * instead of into the leaf. */
 static tutti_status grant(backward *run, const void *key, int slot, tt_tensor *grad, bool *caught) {
@@ -379,7 +389,7 @@ static tutti_status grant(backward *run, const void *key, int slot, tt_tensor *g
             tu_tensor_drop(*wanted->result);
             *wanted->result = tu_tensor_hold(grad);
             *caught = true;
-        } else if (key != wanted->input) { /* an input with history collects here; a leaf does so by itself */
+        } else if (key != wanted->input && !has_collected(run, i)) {
             tu_accumulate_grad(wanted->input, grad, NULL);
             status = tu_self()->pending;
         }

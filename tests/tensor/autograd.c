@@ -414,6 +414,27 @@ TEST(an_in_place_chain_differentiates_and_keeps_retained_gradients) {
     done(&scope);
 }
 
+TEST(an_input_of_a_backward_that_retains_its_gradient_or_is_named_twice_collects_it_once) {
+    tt_scope scope = tt_scope_open();
+    for (int retains = 0; retains < 2; retains++) {
+        tt_tensor *x = leaf(2, (float[]){ 1, 2 }), *y = tt_mul_scalar(x, 3), *z = tt_sum(tt_mul(y, y));
+        tt_backward_options options = TT_BACKWARD_OPTIONS_INIT;
+        options.retain_graph = true;
+        if (retains)
+            tt_retain_grad(y);
+        options.inputs = tt_tensors(y);
+        CHECK(tt_backward_from(tt_tensors(z), none, &options));
+        CHECK(is(tt_grad(y), 2, (float[]){ 6, 12 }) && tt_grad(x) == NULL);
+        options.inputs = tt_tensors(y, x, y);
+        CHECK(tt_backward_from(tt_tensors(z), none, &options));
+        CHECK(is(tt_grad(y), 2, (float[]){ 12, 24 }) && is(tt_grad(x), 2, (float[]){ 18, 36 }));
+        options.inputs = none;
+        CHECK(is(tt_gradients(tt_tensors(z), tt_tensors(y), none, &options).at[0], 2, (float[]){ 6, 12 }));
+        CHECK(is(tt_grad(y), 2, retains ? (float[]){ 18, 36 } : (float[]){ 12, 24 })); /* retained there, too */
+    }
+    done(&scope);
+}
+
 /* ---- versions and freed storage in backward ---- */
 
 TEST(a_saved_tensor_that_was_changed_is_an_error_that_names_it) {
