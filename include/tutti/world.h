@@ -90,7 +90,10 @@ TUTTI_API tutti_store *tutti_world_store(const tutti_world *world);
 TUTTI_API const char *tutti_world_address(const tutti_world *world);
 
 /* Makes every wait in this world return TUTTI_ERROR_INTERRUPTED, now and until tutti_world_resume. Async-signal-safe,
- * so that Ctrl-C works. EINTR alone never ends a wait. */
+ * so that Ctrl-C works. EINTR alone never ends a wait. A collective that waits ends, and its group with it, since this
+ * rank is out of step with the others then; one that a helper thread runs as a work is no exception. A receive, a
+ * signal and tutti_work_wait end only that wait. To keep its groups, a program waits for its works and its ranks meet
+ * before one of them is interrupted. */
 TUTTI_API void tutti_world_interrupt(tutti_world *world);
 /* Ends the interruption: waits work again. */
 TUTTI_API void tutti_world_resume(tutti_world *world);

@@ -214,6 +214,31 @@ TEST_WORLD(an_interrupt_ends_the_wait_and_the_group, 2) {
     CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_INTERRUPTED);
 }
 
+/* So long that a helper thread runs it. */
+#define LONG_COUNT (1 << 18)
+
+TEST_WORLD(an_interrupt_ends_a_work_that_is_under_way_and_its_group, 2) {
+    tutti_group *group = tutti_world_group(world);
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (tutti_world_rank(world) == 0) {
+        int *numbers = calloc(LONG_COUNT, sizeof *numbers);
+        tutti_work *work;
+        CHECK(numbers != NULL);
+        CHECK_OK(tutti_all_reduce(group, numbers, numbers, LONG_COUNT, TUTTI_I32, TUTTI_SUM,
+                                  TUTTI_OPTIONS(tutti_call, .work = &work)));
+        tutti_world_interrupt(world); /* nobody waits for it but the helper */
+        until_it_has_ended(group);
+        tutti_world_resume(world);
+        CHECK_STATUS(tutti_work_wait(work, 0), TUTTI_ERROR_INTERRUPTED);
+        CHECK_MESSAGE("tutti_world_interrupt");
+        tutti_work_release(work);
+        free(numbers);
+    } else {
+        until_it_has_ended(group);
+    }
+    CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_INTERRUPTED);
+}
+
 TEST_WORLD(an_abort_ends_a_work_that_nobody_finishes, 2) {
     tutti_group *group = tutti_world_group(world);
     CHECK_OK(tutti_barrier(group, NULL));
