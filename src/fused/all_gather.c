@@ -626,7 +626,7 @@ tt_tensor_list tt_fused_all_gather_matmul(tt_tensor *a_shard, tt_tensor_list bs,
                                           tt_tensor **a_gathered) {
     if (!check_call("fused_all_gather_matmul", group, a_shard, bs))
         return none;
-    tt_tensor **results = tu_scope_memory(bs.count * sizeof *results);
+    tt_tensor **results = tu_scope_memory(bs.count * sizeof *results), *all = NULL;
     /* More matrices than a gradient can save go one bunch after the other. */
     for (size_t first = 0; results != NULL && first < bs.count; first += TU_FUSED_MOST_BS) {
         size_t count = bs.count - first < TU_FUSED_MOST_BS ? bs.count - first : TU_FUSED_MOST_BS;
@@ -634,11 +634,15 @@ tt_tensor_list tt_fused_all_gather_matmul(tt_tensor *a_shard, tt_tensor_list bs,
                                                          a_gathered != NULL && first == 0, group);
         if (made.count == 0)
             return none;
-        if (a_gathered != NULL && first == 0)
-            *a_gathered = made.at[0];
+        if (first == 0)
+            all = made.at[0];
         memcpy(results + first, made.at + 1, count * sizeof *results);
     }
-    return results != NULL ? tt_tensors_of(bs.count, results) : none;
+    if (results == NULL)
+        return none;
+    if (a_gathered != NULL)
+        *a_gathered = all;
+    return tt_tensors_of(bs.count, results);
 }
 
 tt_tensor *tt_fused_all_gather_matmul_native(tt_tensor *a_shard, tt_tensor *rhs, tutti_group *group,
