@@ -109,22 +109,28 @@ static tutti_status follow_last(tu_fused_run *run) {
     return run->device->table->join(run->device->state, run->device->index, run->stream, room->done);
 }
 
-static void note_last(tu_fused_run *run) {
+/* Without an event a call on another stream could not follow this one: an error. */
+static tutti_status note_last(tu_fused_run *run) {
     const tu_device *device = run->device;
     tu_fused_room *room = run->room;
     if (run->capturing)
-        return;
+        return TUTTI_OK;
     if (room->done != NULL)
         device->table->unmark(device->state, device->index, room->done);
     room->last = run->stream;
-    if (device->table->mark(device->state, device->index, run->stream, &room->done) != TUTTI_OK)
-        room->done = NULL;
+    room->done = NULL;
+    return device->table->mark(device->state, device->index, run->stream, &room->done);
 }
 
 static tutti_call call_on(void *stream) {
     tutti_call call = TUTTI_CALL_INIT;
     call.stream = stream;
     return call;
+}
+
+/* This rank cannot go on, and the others' streams will wait for it. */
+static tutti_status checked(tu_fused_run *run, tutti_status status) {
+    return status == TUTTI_OK || run->state == NULL ? status : tu_fused_give_up(run->state, run->call->entry->name);
 }
 
 /* ---- calls ---- */
@@ -164,7 +170,13 @@ tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group 
 tutti_status tu_fused_end(tu_fused_run *run, tutti_status status) {
     if (run->state == NULL)
         return status;
-    note_last(run);
+    tutti_error_copy error;
+    tu_error_save(&error);
+    tutti_status noted = note_last(run); /* also behind a failure: some of the call may be in the stream */
+    if (status == TUTTI_OK)
+        status = checked(run, noted);
+    else
+        tu_error_restore(&error);
     tutti_peers_release(run->peers); /* the block keeps them */
     tu_fused_leave(run->state);
     run->state = NULL;
@@ -181,11 +193,6 @@ tutti_status tu_fused_multiply_scaled(const tu_fused_run *run, const tu_device_p
                                 .scales_rows = scales->by_rows,
                                 .scales_columns = scales->columns->numel > 1 };
     return tu_device_multiply_scaled(run->device, &scaled);
-}
-
-/* This rank cannot go on, and the others' streams will wait for it. */
-static tutti_status checked(tu_fused_run *run, tutti_status status) {
-    return status == TUTTI_OK || run->state == NULL ? status : tu_fused_give_up(run->state, run->call->entry->name);
 }
 
 static tutti_status agree(tu_fused_run *run, const tu_fused_signature *signature) {
@@ -553,8 +560,7 @@ static tutti_status run_in_turn(tu_fused_run *run, start *start) {
     if (status == TUTTI_OK && !run->capturing) {
         forget_last(queue);
         queue->last = run->stream;
-        if (device->table->mark(device->state, device->index, run->stream, &queue->done) != TUTTI_OK)
-            queue->done = NULL;
+        status = device->table->mark(device->state, device->index, run->stream, &queue->done);
     }
     pthread_mutex_unlock(&queue->lock);
     return status;

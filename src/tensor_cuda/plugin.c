@@ -164,16 +164,20 @@ static tutti_status stream_new(void *state, int index, void **stream) {
     ON_GPU(state, index, gpus->driver.cuStreamCreate((CUstream *)stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
 }
 
+/* A stream and an event know their context: they go also where that cannot be entered. */
 static void stream_end(void *state, int index, void *stream) {
     tu_gpus *gpus = state;
-    tu_gpu *gpu;
-    bool pushed;
-    if (stream == NULL || tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
+    tu_gpu *gpu = NULL;
+    bool pushed = false;
+    if (stream == NULL)
         return;
+    tutti_status entered = tu_gpu_enter(gpus, index, &gpu, &pushed);
     gpus->driver.cuStreamSynchronize(stream);
-    tu_gpu_stream_gone(gpus, gpu, stream);
+    if (gpu != NULL)
+        tu_gpu_stream_gone(gpus, gpu, stream);
     gpus->driver.cuStreamDestroy(stream);
-    tu_gpu_leave(gpus, pushed);
+    if (entered == TUTTI_OK)
+        tu_gpu_leave(gpus, pushed);
 }
 
 static tutti_status synchronize(void *state, int index, void *stream) {
@@ -231,11 +235,11 @@ static tutti_status test(void *state, int index, void *event, bool *complete) {
 static void unmark(void *state, int index, void *event) {
     tu_gpus *gpus = state;
     tu_gpu *gpu;
-    bool pushed;
-    if (tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
-        return;
+    bool pushed = false;
+    tutti_status entered = tu_gpu_enter(gpus, index, &gpu, &pushed);
     gpus->driver.cuEventDestroy(event);
-    tu_gpu_leave(gpus, pushed);
+    if (entered == TUTTI_OK)
+        tu_gpu_leave(gpus, pushed);
 }
 
 /* ---- copies and kernels ---- */

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fused products on a device whose driver fails in any one call, on one of two ranks: both hear of it, nobody waits
+ * until a deadline, nothing is left behind, and the next world works.
+ */
+#include "gpu.h"
+
+#include "../failing.h"
+
+#define MINUTE ((int64_t)60 * 1000000000)
+
+/* Every form once with a workspace that grows, and once with one that is there. */
+static void forms(tutti_world *world, tutti_group *group) {
+    int rank = tutti_group_rank(group);
+    for (int round = 0; round < 2; round++) {
+        tt_tensor *x = there(whole(tt_shape(8, 16), TUTTI_F32, rank)),
+                  *right = there(whole(tt_shape(16, 8), TUTTI_F32, 3)),
+                  *narrow = there(whole(tt_shape(8, 16), TUTTI_F8_E4M3, rank)),
+                  *columns = by_columns_there(tt_transpose(whole(tt_shape(16, 16), TUTTI_F8_E4M3, 4), 0, 1)),
+                  *one = there(tt_full(tt_shape(1), 2, TUTTI_F32, NULL)), *all;
+        tt_fused_all_gather_matmul(symmetric_there(world, whole(tt_shape(8, 16), TUTTI_F32, rank)),
+                                   tt_tensors(right, right), 0, group, &all);
+        tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL);
+        tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group);
+        tt_fused_matmul_reduce_scatter(x, right, TUTTI_AVG, 1, group);
+        tt_fused_scaled_matmul_reduce_scatter(narrow, columns, one, one, TUTTI_SUM, 0, 0, tt_shape(8, 16), NULL, NULL,
+                                              TUTTI_F32, group);
+    }
+}
+
+static tutti_status work(tutti_world *world, tutti_memory **memory, tutti_peers **peers) {
+    (void)memory, (void)peers;
+    tutti_group *group = tutti_world_group(world);
+    tutti_status status = tutti_group_set_timeout(group, MINUTE);
+    tt_scope scope = tt_scope_open();
+    void *stream = tt_stream_new(test_device());
+    if (stream != NULL && tt_stream_set(test_device(), stream))
+        forms(world, group);
+    (void)tt_data(back(tt_all_reduce(there(tt_ones(tt_shape(4), TUTTI_F32, NULL)), TUTTI_SUM, group)));
+    /* Without the driver: what is pending here is told to all. */
+    tt_options on_the_host = { .size = sizeof on_the_host, .device = TUTTI_CPU };
+    tt_wait(tt_all_reduce(tt_ones(tt_shape(4), TUTTI_F32, &on_the_host), TUTTI_SUM, group));
+    if (stream != NULL)
+        tt_stream_release(test_device(), stream);
+    tutti_status closed = tt_scope_close(&scope);
+    return status != TUTTI_OK ? status : closed;
+}
+
+/* Memory that the tensors' allocator keeps for later is not left behind. */
+static int trimmed(void) {
+    tt_device_memory_trim(test_device());
+    return 0;
+}
+
+TEST_LIMIT(any_call_of_the_driver_may_fail_on_one_rank_in_fused_products, 240) {
+    device_needed();
+    if (access("/dev/nvidiactl", F_OK) == 0)
+        SKIP("only a stand-in fails when it is told to");
+    failing calls = failing_calls("libcuda.so.1", "standin");
+    /* FUSED_FAILURES=1 has all of some thousand fail; FUSED_FAILURES=1:500 those from the 500th on. */
+    const char *asked = getenv("FUSED_FAILURES"), *from = asked != NULL ? strchr(asked, ':') : NULL;
+    failing_choice choice = { from != NULL ? atoi(from + 1) : 1, asked != NULL ? atoi(asked) : 41, true };
+    CHECK(failing_some(&calls, 1, work, trimmed, choice) > 5);
+    test_device_leave();
+}
