@@ -510,7 +510,6 @@ static bool somebody_reads(const tu_network *network) {
 
 static tutti_status look_once(tu_network *network, int rank);
 static tutti_status connect_to(tu_network *network, int rank);
-static tutti_status try_connect(tu_network *network, int rank);
 
 /* Who has sent this rank something, and got nothing from it yet, is connected to as well: it would take the end of its
  * connection for a death. */
@@ -592,8 +591,12 @@ tutti_status tu_network_get(tutti_world *world, tu_network **network) {
     return status;
 }
 
+tu_network *tu_network_find(const tutti_world *world) {
+    return tu_attachment_find(&world->attachments, &network_attachment);
+}
+
 void tu_network_forget_group(tutti_group *group) {
-    tu_network *network = tu_attachment_find(&group->world->attachments, &network_attachment);
+    tu_network *network = tu_network_find(group->world);
     if (network == NULL)
         return;
     pthread_mutex_lock(&network->lock);
@@ -614,7 +617,7 @@ void tu_network_forget_group(tutti_group *group) {
 }
 
 tutti_status tu_network_publish(tutti_world *world) {
-    tu_network *network = tu_attachment_find(&world->attachments, &network_attachment);
+    tu_network *network = tu_network_find(world);
     return network != NULL ? publish(network) : TUTTI_OK;
 }
 
@@ -642,11 +645,11 @@ static tu_way ask_for_way(tu_network *network, int rank, int64_t since) {
 }
 
 tu_way tu_network_way(tutti_world *world, int rank, int64_t since, bool make) {
-    tu_network *network = tu_attachment_find(&world->attachments, &network_attachment);
+    tu_network *network = tu_network_find(world);
     if (network == NULL)
         return TU_WAY_OPEN;
     if (make)
-        (void)try_connect(network, rank); /* what is in the way shows below */
+        (void)tu_network_try_connect(network, rank); /* what is in the way shows below */
     pthread_mutex_lock(&network->lock);
     const tu_network_peer *peer = &network->peers[rank];
     tu_way way = peer->gone ? TU_WAY_CLOSED : TU_WAY_BROKEN;
@@ -660,8 +663,17 @@ tu_way tu_network_way(tutti_world *world, int rank, int64_t since, bool make) {
 
 /* ---- reaching a peer ---- */
 
+/* Somebody whose record does not come may have a reason that the store knows: the group has ended, or the others are in
+ * a vote of it, which needs no network. */
+static bool ended_elsewhere(const tu_group_wait *wait, uint64_t *seen) {
+    return tu_group_ask_store(wait->group) || (tu_operation_sequenced((tu_operation)wait->info->operation) &&
+                                               tu_vote_object(wait->group, wait->info, seen));
+}
+
 static tutti_status look_up(tu_network *network, const tu_group_wait *wait, int rank) {
     char key[32];
+    int64_t pause = LOOK_SLICE, ask_at = tu_clock_now() + pause;
+    uint64_t seen = 0;
     record_key(rank, key);
     for (;;) {
         int64_t left = tu_deadline_left(wait->wait.deadline);
@@ -679,8 +691,15 @@ static tutti_status look_up(tu_network *network, const tu_group_wait *wait, int 
         tu_watch *before = tu_watch_thread(network->world->calm, false);
         status = tutti_store_get(network->world->store, key, left < LOOK_SLICE ? left : LOOK_SLICE, &value, &bytes);
         tu_watch_thread_back(before);
-        if (status == TUTTI_ERROR_TIMEOUT)
+        if (status == TUTTI_ERROR_TIMEOUT) {
+            if (tu_clock_now() < ask_at)
+                continue;
+            if (ended_elsewhere(wait, &seen))
+                return TUTTI_ERROR_STATE;
+            pause = pause * 2 < TU_SECOND ? pause * 2 : TU_SECOND;
+            ask_at = tu_clock_now() + pause;
             continue;
+        }
         if (status != TUTTI_OK)
             return status;
         status = learn(network, rank, value, bytes);
@@ -728,8 +747,7 @@ static tutti_status connect_to(tu_network *network, int rank) {
     return status;
 }
 
-/* Connects to a rank, if it has left its record and nobody else is about it. */
-static tutti_status try_connect(tu_network *network, int rank) {
+tutti_status tu_network_try_connect(tu_network *network, int rank) {
     tu_network_peer *peer = &network->peers[rank];
     pthread_mutex_lock(&network->lock);
     bool connected = peer->connected;
@@ -744,7 +762,7 @@ static tutti_status try_connect(tu_network *network, int rank) {
 }
 
 tutti_status tu_network_try_reach(tu_network_group *side, int member) {
-    return try_connect(side->network, side->group->ranks[member]);
+    return tu_network_try_connect(side->network, side->group->ranks[member]);
 }
 
 tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait, int member) {

@@ -90,10 +90,6 @@ typedef struct tu_network_other_call {
 } tu_network_other_call;
 int tu_network_other(tu_network_group *side, tu_network_other_call *call);
 
-/* Asks those that are awaited what they call: for waits that have taken long, in operations in which nobody would send
- * anything to this rank if they called something else. */
-void tu_network_ask(tu_network_group *side, int member);
-
 /* ---- letters: from one member to another, beside the operations that all members do alike ----
  *
  * What one member sends another comes in order. A letter is a copy, so no memory of the caller's is touched later.

@@ -202,14 +202,6 @@ int tu_network_other(tu_network_group *side, tu_network_other_call *call) {
     return member;
 }
 
-void tu_network_ask(tu_network_group *side, int member) {
-    tu_network *network = side->network;
-    pthread_mutex_lock(&network->lock);
-    tu_network_own(network, side->group->ranks[member], TU_NETWORK_ASK, side->group->key, side->sequence, 0,
-                   &side->said, NULL, 0);
-    pthread_mutex_unlock(&network->lock);
-}
-
 /* ---- posting and sending ---- */
 
 void tu_network_post(tu_network_group *side, tu_receipt *receipt, int member, uint32_t step, void *to, size_t bytes) {
@@ -363,11 +355,32 @@ static tutti_status look_around(tu_network_group *side, const tu_group_wait *wai
     return tu_network_look(side, wait, wait->wait.check(wait->wait.argument));
 }
 
+static void ask(tu_network_group *side, const tu_group_wait *wait, int member) {
+    tu_network *network = side->network;
+    char text[160];
+    tu_operation_text(side->group, wait->info, text, sizeof text);
+    pthread_mutex_lock(&network->lock);
+    tu_network_own(network, side->group->ranks[member], TU_NETWORK_ASK, side->group->key, side->sequence, 0,
+                   &side->said, text, strlen(text));
+    pthread_mutex_unlock(&network->lock);
+}
+
+/* Asks those that are awaited what they call: for waits that have taken long, in operations in which nobody would send
+ * anything to this rank if they called something else. */
 static void ask_awaited(tu_network_group *side, const tu_group_wait *wait) {
     for (int member = 0; member < side->group->size; member++)
         if (member != side->group->rank && side->group->job_ranks[member] < 0 && wait->missing != NULL &&
             wait->missing(wait->argument, member))
-            tu_network_ask(side, member);
+            ask(side, wait, member);
+}
+
+/* With the lock held: the last question of a rank about a group, or NULL. */
+static const tu_network_kept *question_of(const tu_network_kept *kept, uint64_t key, int rank) {
+    const tu_network_kept *last = NULL;
+    for (; kept != NULL; kept = kept->next)
+        if (kept->header.kind == TU_NETWORK_ASK && kept->header.key == key && kept->header.from == rank)
+            last = kept;
+    return last;
 }
 
 /* Sleeps until something comes, at most until the next look. */
@@ -524,6 +537,7 @@ static tutti_status make_side(void *owner, void **made) {
                           memory_order_release);                                                   /* and releases */
     atomic_store_explicit(&group->world->publish_hosts, tu_network_publish, memory_order_release); /* and with moves */
     atomic_store_explicit(&group->world->way_to_hosts, tu_network_way, memory_order_release);      /* and with votes */
+    atomic_store_explicit(&group->world->asked_by_hosts, tu_network_asked, memory_order_release);  /* likewise */
     atomic_store_explicit(&group->world->fence_hosts, tu_network_fence, memory_order_release); /* and with operations */
     *made = side;
     return TUTTI_OK;
@@ -559,14 +573,36 @@ tutti_status tu_network_group_get(tutti_group *group, tu_network_group **side) {
 
 /* The group ended here: those that this rank is connected to learn it from it, and tell it on. */
 static void tell(tutti_group *group, const tu_cause *cause) {
-    tu_network_group *side = tu_attachment_find(&group->attachments, &side_attachment);
-    if (side == NULL)
+    tu_network *network = tu_network_find(group->world);
+    if (network == NULL)
         return;
-    pthread_mutex_lock(&side->network->lock);
+    pthread_mutex_lock(&network->lock);
     for (int member = 0; member < group->size; member++)
         if (member != group->rank)
-            tu_network_own(side->network, group->ranks[member], TU_NETWORK_ENDED, group->key, 0, 0, NULL, cause,
+            tu_network_own(network, group->ranks[member], TU_NETWORK_ENDED, group->key, 0, 0, NULL, cause,
                            sizeof *cause);
-    tu_network_drive(side->network);
-    pthread_mutex_unlock(&side->network->lock);
+    tu_network_drive(network);
+    pthread_mutex_unlock(&network->lock);
+}
+
+/* Whoever asked is connected to, so that it can be told what comes of it. */
+bool tu_network_asked(tutti_group *group, int member, uint64_t *sequence, char *text, size_t bytes) {
+    tu_network *network = tu_network_find(group->world);
+    if (network == NULL)
+        return false;
+    const tu_network_group *side = tu_attachment_find(&group->attachments, &side_attachment);
+    int rank = group->ranks[member];
+    pthread_mutex_lock(&network->lock);
+    const tu_network_kept *asked = question_of(side != NULL ? side->kept : network->orphans, group->key, rank);
+    bool found = asked != NULL, connected = network->peers[rank].connected;
+    if (found) {
+        *sequence = asked->header.sequence;
+        size_t length = asked->bytes < bytes ? asked->bytes : bytes - 1;
+        memcpy(text, asked->data, length);
+        text[length] = 0;
+    }
+    pthread_mutex_unlock(&network->lock);
+    if (found && !connected)
+        (void)tu_network_try_connect(network, rank); /* what is in the way shows in the vote */
+    return found;
 }

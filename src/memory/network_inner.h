@@ -16,7 +16,7 @@ typedef enum tu_network_kind {
     TU_NETWORK_HELLO = 1, /* connects, and has the kernel tell when the sender dies */
     TU_NETWORK_DATA,      /* a fragment of a message */
     TU_NETWORK_TAKEN,     /* `offset` more bytes of a group's messages were taken */
-    TU_NETWORK_ASK,       /* what the sender calls; no answer */
+    TU_NETWORK_ASK,       /* what the sender calls, and in words; it waits for the receiver; no answer */
     TU_NETWORK_ENDED,     /* the group ended: the data is its tu_cause */
     TU_NETWORK_GOODBYE,   /* the sender closes its world */
     TU_NETWORK_LETTER,
@@ -180,6 +180,11 @@ tutti_status tu_network_publish(tutti_world *world); /* see tutti_world.publish_
 /* As tu_network_lost, by this rank's own decision: the other end is to learn of it. With the lock held. */
 void tu_network_cut(tu_network *network, int rank, const char *why);
 tu_way tu_network_way(tutti_world *world, int rank, int64_t since, bool make); /* see tutti_world.way_to_hosts */
+bool tu_network_asked(tutti_group *group, int member, uint64_t *sequence, char *text,
+                      size_t bytes);                   /* see tutti_world.asked_by_hosts */
+tu_network *tu_network_find(const tutti_world *world); /* NULL: the world has none */
+/* Connects to a rank, if it has left its record and nobody else is about it. Without the lock. */
+tutti_status tu_network_try_connect(tu_network *network, int rank);
 /* Letters: network_letter.c. Likewise. */
 tutti_status tu_network_letters_make(tu_network_group *side);
 void tu_network_letters_free(tu_network_group *side);

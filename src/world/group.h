@@ -99,6 +99,9 @@ void tu_group_tell_hosts(tutti_group *group, const tu_cause *cause);
 bool tu_group_hear(tutti_group *group, tu_cause *cause);
 /* Whether the group has ended, as far as the store knows: for those who lost whoever could have told them. */
 bool tu_group_ask_store(tutti_group *group);
+/* For a rank that waits in an operation of a group across hosts, and looks now and then: whether the others are in a
+ * vote instead, and have been at the last look (*seen: 0 before the first). Then they are told, and the group ends. */
+bool tu_vote_object(tutti_group *group, const tu_operation_info *info, uint64_t *seen);
 /* To the members on this host: ends group->here too. */
 void tu_group_pass_on(tutti_group *group, const tu_cause *cause);
 

@@ -217,9 +217,8 @@ static bool read_decision(tutti_group *group, tu_vote *vote) {
 typedef struct watch {
     tutti_group *group;
     const tu_vote *vote;
-    int suspect; /* member that was in an operation that this rank has not begun, at the last look; -1: none */
-    uint64_t suspect_operation; /* its sequence number */
-    bool elsewhere;             /* and still was at this one */
+    tu_vote_suspect suspect;
+    bool elsewhere; /* the suspect is in another operation than this one */
 } watch;
 
 /* Members that wait for a dead one find that out themselves, in a moment. */
@@ -235,40 +234,52 @@ static bool complete(void *argument) {
     return decided_attempt(state->group) >= state->vote->attempt || everybody_came(state->group, state->vote);
 }
 
-/* In a group that lives and whose members live, a member that waits in an operation which this rank has not begun waits
- * for this rank, which is here. True when it did so at the last look already: then no other thread of this rank is
- * about to begin it. *found: it does so now. */
-static bool waits_elsewhere(watch *state, int member, int *found) {
-    tutti_group *group = state->group;
+/* The sequenced operation that a member waits in: on this host its recorder tells, elsewhere what it has asked this
+ * rank. */
+static bool current_operation(tutti_group *group, int member, uint64_t *sequence, char *text, size_t bytes) {
+    tutti_world *world = group->world;
     tu_record_view view;
-    if (tu_group_ended(group) ||
-        !tu_recorder_current(tu_job_recorder(group->world->job, group->job_ranks[member]), group->key, &view) ||
-        !tu_operation_sequenced((tu_operation)view.info.operation) || view.info.sequence <= tutti_group_sequence(group))
+    if (group->job_ranks[member] < 0) {
+        /* Pairs with the release of whoever opened the network. */
+        bool (*asked)(tutti_group *, int, uint64_t *, char *, size_t) =
+            atomic_load_explicit(&world->asked_by_hosts, memory_order_acquire);
+        return asked != NULL && asked(group, member, sequence, text, bytes);
+    }
+    const tu_recorder *recorder = tu_job_recorder(world->job, group->job_ranks[member]);
+    if (!tu_recorder_current(recorder, group->key, &view) || !tu_operation_sequenced((tu_operation)view.info.operation))
         return false;
-    *found = member;
-    bool again = state->suspect == member && state->suspect_operation == view.info.sequence;
-    state->suspect = member;
-    state->suspect_operation = view.info.sequence;
+    *sequence = view.info.sequence;
+    tu_record_text(recorder, &view, text, bytes);
+    return true;
+}
+
+bool tu_vote_elsewhere(tutti_group *group, const tu_vote *vote, int member, tu_vote_suspect *suspect, bool *found) {
+    char theirs[160];
+    uint64_t sequence;
+    if (tu_group_ended(group) || !current_operation(group, member, &sequence, theirs, sizeof theirs) ||
+        sequence <= tutti_group_sequence(group))
+        return false;
+    *found = true;
+    bool again = suspect->member == member && suspect->sequence == sequence;
+    *suspect = (tu_vote_suspect){ member, sequence };
     if (!again)
         return false;
-    char theirs[160];
-    tu_record_text(tu_job_recorder(group->world->job, group->job_ranks[member]), &view, theirs, sizeof theirs);
+    const char *operation = tu_operation_name((tu_operation)vote->info->operation);
     tu_error(
         TUTTI_ERROR_MISMATCH,
         "the ranks disagree: rank %d called %s, rank %d called %s. All ranks of a group must call the same operations "
         "in the same order",
-        group->rank, tu_operation_name((tu_operation)state->vote->info->operation), member, theirs);
+        group->rank, operation, member, theirs);
     tu_error_at_fault(member);
-    (void)tu_error_where(group->name, tu_operation_name((tu_operation)state->vote->info->operation),
-                         state->vote->info->sequence, group->rank);
+    (void)tu_error_where(group->name, operation, vote->info->sequence, group->rank);
     return true;
 }
 
 static tutti_status look(void *argument) {
     watch *state = argument;
     tutti_group *group = state->group;
-    int first = -1, found = -1;
-    bool lost = lost_a_member(group);
+    int first = -1;
+    bool lost = lost_a_member(group), found = false;
     for (int member = 0; member < group->size; member++) {
         if (!state->vote->awaited[member] || member == group->rank || has_arrived(group, member, state->vote->attempt))
             continue;
@@ -276,13 +287,13 @@ static tutti_status look(void *argument) {
             continue;
         if (first < 0)
             first = member;
-        if (!lost && found < 0 && waits_elsewhere(state, member, &found)) {
+        if (!lost && !found && tu_vote_elsewhere(group, state->vote, member, &state->suspect, &found)) {
             state->elsewhere = true;
             return TUTTI_ERROR_MISMATCH;
         }
     }
-    if (found < 0)
-        state->suspect = -1;
+    if (!found)
+        state->suspect.member = -1;
     tu_record_waiting(tu_job_recorder(group->world->job, group->world->local_rank), state->vote->ticket,
                       first < 0 ? -1 : group->ranks[first]);
     return TUTTI_OK;
@@ -306,7 +317,7 @@ tutti_status tu_vote_hold(tutti_group *group, tu_vote *vote) {
     if (!group->local)
         return tu_vote_hold_hosts(group, vote);
     number(group, vote);
-    watch state = { .group = group, .vote = vote, .suspect = -1 };
+    watch state = { .group = group, .vote = vote, .suspect.member = -1 };
     tu_wait wait;
     tu_job_wait_init(group->world->job, vote->deadline, &wait);
     wait.check = look;
@@ -322,7 +333,7 @@ tutti_status tu_vote_hold(tutti_group *group, tu_vote *vote) {
     if (status == TUTTI_ERROR_MISMATCH)
         tu_group_end(group, vote->info);
     if (decided_attempt(group) < vote->attempt) {
-        propose(group, vote, status == TUTTI_ERROR_TIMEOUT, state.elsewhere ? state.suspect : -1);
+        propose(group, vote, status == TUTTI_ERROR_TIMEOUT, state.elsewhere ? state.suspect.member : -1);
         decide(group, vote);
     }
     if (read_decision(group, vote))

@@ -29,6 +29,7 @@
 #define CHAIR_SLICE (5 * TU_MILLISECOND)    /* between two looks of the lowest member at the ballots … */
 #define OTHERS_SLICE (250 * TU_MILLISECOND) /* … and of the others */
 #define KEY_BYTES 64
+#define OBJECTION 0 /* a kind of ballot: see tu_vote_object */
 
 /* One entry of the value of an attempt; the last of a member counts. Behind it lie two sets of members, a bit each, and
  * the text. */
@@ -63,6 +64,8 @@ typedef struct holding {
     uint64_t *missing;  /* members that had not come at the last look */
     bool unsure;        /* somebody has not answered yet whether it can be reached */
     bool cast, cast_unsure;
+    tu_vote_suspect suspect;
+    int elsewhere; /* member that waits in another operation for this rank; -1: none */
 } holding;
 
 /* ---- sets of members ---- */
@@ -288,6 +291,29 @@ static bool anybody_unsure(const holding *this, const count *all) {
     return false;
 }
 
+/* Whether a member has said that it is in no vote at all: see tu_vote_object. */
+static bool anybody_objects(const holding *this, const count *all) {
+    for (int member = 0; member < this->group->size; member++)
+        if (all->of[member] != NULL && head_of(all->of[member]).kind == OBJECTION)
+            return true;
+    return false;
+}
+
+/* Whether a member that has not come waits for this rank in another operation. While somebody is gone nobody is
+ * blamed: those that wait for it find that out themselves. */
+static bool anybody_elsewhere(holding *this, const count *all) {
+    tutti_group *group = this->group;
+    bool found = false, lost = false;
+    for (int member = 0; member < group->size; member++)
+        lost = lost || is_gone(all, member) || has(this->broken, member);
+    for (int member = 0; member < group->size && !lost && !found && this->elsewhere < 0; member++)
+        if (has(this->missing, member) && tu_vote_elsewhere(group, this->vote, member, &this->suspect, &found))
+            this->elsewhere = member;
+    if (!found)
+        this->suspect.member = -1;
+    return this->elsewhere >= 0;
+}
+
 static void end_count(count *all) {
     free(all->value);
     free(all->of);
@@ -398,8 +424,10 @@ static tutti_status propose(holding *this, const count *all, void **value, size_
     mine->all = 1;
     mine->settled = UINT64_MAX;
     mine->culprit = -1;
-    bool late = first_missing(this, all) >= 0;
-    if (late) {
+    if (this->elsewhere >= 0) {
+        mine->outcome = TU_VOTE_MISMATCH;
+        mine->culprit = this->elsewhere;
+    } else if (first_missing(this, all) >= 0 && !anybody_objects(this, all)) {
         mine->outcome = TU_VOTE_LATE;
         for (int member = 0; member < this->group->size; member++)
             if (is_missing(this, all, member))
@@ -517,7 +545,10 @@ static tutti_status look_at_ballots(holding *this, void **value, size_t *bytes) 
     for (int member = 0; member < group->size; member++)
         if (is_missing(this, &all, member))
             add(this->missing, member);
-    if ((missing < 0 && !anybody_unsure(this, &all)) || late)
+    bool elsewhere = missing >= 0 && anybody_elsewhere(this, &all);
+    if (elsewhere)
+        tu_group_end(group, this->vote->info); /* with the error that says so */
+    if ((missing < 0 && !anybody_unsure(this, &all)) || elsewhere || anybody_objects(this, &all) || late)
         status = propose(this, &all, value, bytes);
     tu_record_waiting(tu_job_recorder(group->world->job, group->world->local_rank), this->vote->ticket,
                       missing < 0 ? -1 : group->ranks[missing]);
@@ -545,6 +576,8 @@ static tutti_status hold(holding *this) {
     }
     if (status == TUTTI_OK && !told)
         status = take_decision(this, value, bytes);
+    if (status == TUTTI_OK && this->vote->outcome == TU_VOTE_MISMATCH)
+        (void)tu_group_ask_store(this->group); /* whoever found it may have ended the group, and has said why */
     free(value);
     return status;
 }
@@ -578,6 +611,7 @@ static tutti_status hold_somewhere(holding *this) {
         if (status != TUTTI_ERROR_NETWORK || attempt != 0 || !may_move(this, moves, give_up))
             return status;
         this->cast = false;
+        this->elsewhere = -1;
         this->vote->attempt = 0;
         nanosleep(&(struct timespec){ .tv_nsec = 20 * TU_MILLISECOND }, NULL);
     }
@@ -597,7 +631,9 @@ tutti_status tu_vote_hold_hosts(tutti_group *group, tu_vote *vote) {
                      .given_up = sets + words,
                      .broken = sets + 2 * words,
                      .said = sets + 3 * words,
-                     .missing = sets + 5 * words };
+                     .missing = sets + 5 * words,
+                     .suspect.member = -1,
+                     .elsewhere = -1 };
     tu_watch *watch;
     tutti_error_copy before_it;
     tu_error_save(&before_it); /* what was in the way is of no interest once there is a decision */
@@ -615,4 +651,92 @@ tutti_status tu_vote_hold_hosts(tutti_group *group, tu_vote *vote) {
     tu_watch_release(watch);
     vote->text = NULL;
     return status == TUTTI_OK ? (tu_error_restore(&before_it), TUTTI_OK) : status;
+}
+
+/* ---- those that wait in something else ---- */
+
+/* The vote of the group that nobody has decided yet, if others have cast ballots in it and this rank has not: its
+ * number and the first of them; else 0. */
+static uint64_t vote_of_others(holding *this, int *other) {
+    bool present = true;
+    uint64_t attempt = this->group->attempts,
+             first = (uint64_t)atomic_load_explicit(&this->group->world->moves, memory_order_acquire) << 24;
+    char key[KEY_BYTES];
+    for (attempt = attempt < first ? first : attempt; present;) {
+        decision_key(this, ++attempt, key);
+        if (tutti_store_check(this->store, (const char *const[]){ key }, 1, &present) != TUTTI_OK)
+            return 0;
+    }
+    void *value = NULL;
+    size_t bytes;
+    ballots_key(this, attempt, key);
+    if (tutti_store_check(this->store, (const char *const[]){ key }, 1, &present) != TUTTI_OK || !present ||
+        tutti_store_get(this->store, key, TU_SECOND, &value, &bytes) != TUTTI_OK)
+        return 0;
+    const unsigned char *of[this->group->size];
+    memset(of, 0, sizeof of);
+    sort_entries(this, value, bytes, of);
+    *other = 0;
+    while (*other < this->group->size && of[*other] == NULL)
+        ++*other;
+    bool theirs = *other < this->group->size && of[this->group->rank] == NULL;
+    free(value);
+    return theirs ? attempt : 0;
+}
+
+/* A ballot that makes the vote a mismatch for all. */
+static void cast_objection(const holding *this, uint64_t attempt, const char *text) {
+    size_t set = 2 * this->words * sizeof(uint64_t), length = strlen(text);
+    entry mine = { .bytes = (uint32_t)(sizeof mine + set + length),
+                   .member = this->group->rank,
+                   .kind = OBJECTION,
+                   .status = TUTTI_ERROR_MISMATCH,
+                   .text_bytes = (uint32_t)length };
+    unsigned char bytes[sizeof mine + set + TU_VOTE_TEXT];
+    memset(bytes, 0, sizeof bytes);
+    memcpy(bytes, &mine, sizeof mine);
+    memcpy(bytes + sizeof mine + set, text, length);
+    char key[KEY_BYTES];
+    ballots_key(this, attempt, key);
+    (void)!tutti_store_append(this->store, key, bytes, mine.bytes); /* else they wait until their deadline */
+}
+
+static bool anybody_gone(const tutti_group *group) {
+    for (int member = 0; member < group->size; member++) {
+        tu_rank_state state = tu_world_rank_state(group->world, group->ranks[member], true);
+        if (state == TU_RANK_DEAD || state == TU_RANK_CLOSED)
+            return true;
+    }
+    return false;
+}
+
+bool tu_vote_object(tutti_group *group, const tu_operation_info *info, uint64_t *seen) {
+    int other = -1;
+    if (group->local || group->world->store == NULL || tu_group_ended(group) || anybody_gone(group) ||
+        pthread_mutex_trylock(&group->vote_lock) != 0) /* a thread of this rank is in the vote itself */
+        return false;
+    holding this = { .group = group, .store = group->world->store, .words = ((size_t)group->size + 63) / 64 };
+    tutti_error_copy before_it;
+    tu_error_save(&before_it);
+    tu_watch *before = tu_watch_thread(group->world->calm, false);
+    uint64_t attempt = vote_of_others(&this, &other);
+    bool again = attempt != 0 && attempt == *seen;
+    *seen = attempt;
+    tu_error_restore(&before_it);
+    if (again) {
+        char mine[160];
+        tu_operation_text(group, info, mine, sizeof mine);
+        tu_error(TUTTI_ERROR_MISMATCH,
+                 "the ranks disagree: rank %d called %s, rank %d agrees or shrinks. All ranks of a group must call the "
+                 "same operations in the same order",
+                 group->rank, mine, other);
+        tu_error_at_fault(group->rank);
+        (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence,
+                             group->rank);
+        tu_group_end(group, info); /* before they decide: then they ask why */
+        cast_objection(&this, attempt, mine);
+    }
+    tu_watch_thread_back(before);
+    pthread_mutex_unlock(&group->vote_lock);
+    return again;
 }

@@ -73,6 +73,9 @@ struct tutti_world {
     /* Likewise: how the connection to a rank on another host fares. One that is open is asked whether it is, once after
      * `since`; where there is none, one is made if that is wanted. */
     _Atomic(tu_way (*)(tutti_world *, int, int64_t since, bool make)) way_to_hosts;
+    /* Likewise: whether a member on another host waits for this rank in an operation, as it has told: its number, and
+     * what it is in words. */
+    _Atomic(bool (*)(tutti_group *, int member, uint64_t *sequence, char *text, size_t bytes)) asked_by_hosts;
     /* Likewise: leaves this rank's record in the store. */
     _Atomic(tutti_status (*)(tutti_world *)) publish_hosts;
     /* Likewise: a group across hosts is released, used or not: what comes for it is for nobody. */

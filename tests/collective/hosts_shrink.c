@@ -193,6 +193,46 @@ TEST(agree_and_shrink_do_not_meet_between_hosts) {
     on_hosts(one_each, 2, one_agrees_the_other_shrinks);
 }
 
+/* Ranks in `collective` call that, the others vote: all are told, long before their deadline of minutes. */
+static unsigned collective;
+static bool used_before, shrinks;
+
+static void some_vote_others_reduce(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world), *rest;
+    bool all;
+    int64_t mine = 1, sum;
+    if (used_before)
+        CHECK_EQ(sum_in(group, 1), tutti_world_size(world));
+    tutti_status status = (collective >> tutti_world_rank(world) & 1) != 0
+                              ? tutti_all_reduce(group, &mine, &sum, 1, TUTTI_I64, TUTTI_SUM, NULL)
+                          : shrinks ? tutti_group_shrink(group, NULL, &rest)
+                                    : tutti_group_agree(group, true, &all);
+    CHECK_STATUS(status, TUTTI_ERROR_MISMATCH);
+    CHECK(strstr(tutti_error_message(), "disagree") != NULL);
+    CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_MISMATCH); /* it has ended, everywhere */
+}
+
+TEST(a_rank_in_a_collective_while_others_vote_is_told_at_once) {
+    used_before = true;
+    for (collective = 1; collective < 3; collective++, shrinks = !shrinks)
+        on_hosts(one_each, 2, some_vote_others_reduce);
+    collective = 1 << 3; /* waits for a rank on its own host */
+    on_hosts(two_and_two, 4, some_vote_others_reduce);
+    collective = 1 << 0 | 1 << 1; /* a whole host */
+    on_hosts(two_and_two, 4, some_vote_others_reduce);
+    collective = 1 << 1;
+    on_hosts(each_alone, 3, some_vote_others_reduce);
+}
+
+TEST(a_rank_in_a_collective_is_told_of_votes_also_where_the_group_was_never_used) {
+    used_before = false;
+    for (collective = 1; collective < 3; collective++)
+        on_hosts(one_each, 2, some_vote_others_reduce);
+    shrinks = true;
+    collective = 1 << 0 | 1 << 2;
+    on_hosts(each_alone, 3, some_vote_others_reduce);
+}
+
 /* ---- deaths while it shrinks ---- */
 
 static int delay_ms, late;
