@@ -18,8 +18,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <tutti/store.h>
-
 #include "agent_inner.h"
 #include "base/clock.h"
 #include "base/thread.h"
@@ -27,7 +25,6 @@
 
 #define DECIDE_NS (2 * TU_SECOND) /* that a failure waits for a death that may have caused it to be told */
 #define FAREWELL_NS (2 * TU_SECOND)
-#define BEATS 5 /* in the time after which silence is a loss */
 
 /* ---- for the launcher ---- */
 
@@ -261,11 +258,8 @@ static void lose_node(agent *this, agent_peer *peer, const char *why) {
 }
 
 /* An agent has lost the hub, and nobody takes its place: nobody can tell it who goes on. */
-static void give_up(agent *this, const char *why) {
-    this->electing = false;
+void agent_give_up(agent *this, const char *why) {
     this->hub_lost = true;
-    for (int i = 0; i < this->second_count; i++) /* nobody needs to wait for this one */
-        agent_peer_close(&this->seconds[i]);
     tu_news_alone(this->news, why);
     for (int node = 0; node < this->options.nodes; node++)
         if (node != this->options.node)
@@ -277,124 +271,55 @@ static void give_up(agent *this, const char *why) {
     stop_all(this, why);
 }
 
+static void lose_hub(agent *this, agent_peer *hub, const char *why) {
+    char reason[192];
+    snprintf(reason, sizeof reason, "%s", why);
+    agent_peer_close(hub); /* whoever has lost it is with it no more */
+    if (!agent_deputies_lose_hub(this, reason))
+        agent_give_up(this, reason);
+}
+
 /* ---- another hub ---- */
 
-static void lose_hub(agent *this, agent_peer *hub, const char *why) {
-    agent_peer_close(hub);
-    agent_peer *deputy = agent_is_deputy(this) || this->second_count == 0 ? NULL : &this->seconds[0];
-    if (this->second_count == 0 || this->stopping || (deputy != NULL && !linked(deputy))) {
-        give_up(this, why);
-        return;
-    }
-    snprintf(this->why_orphaned, sizeof this->why_orphaned, "%s", why);
-    this->electing = true;
-    this->elect_until = tu_deadline(2 * this->options.silence_ns);
-    this->orphans[this->options.node] = true;
-    tu_news_elect(this->news);
-    if (deputy != NULL)
-        tu_link_put(&deputy->link, &(tu_frame){ .kind = TU_FRAME_ORPHAN, .node = this->options.node });
-}
-
-static int ranks_of_orphans(const agent *this) {
-    int count = 0;
-    for (int node = 0; node < this->options.nodes; node++)
-        count += this->orphans[node] ? this->ranks[node] : 0;
-    return count;
-}
-
-/* The same if all that the deputy still hears should lose the hub too. */
-static int ranks_at_most(const agent *this) {
-    int count = ranks_of_orphans(this);
-    for (int node = 0; node < this->second_count; node++)
-        count += linked(&this->seconds[node]) && !this->orphans[node] ? this->ranks[node] : 0;
-    return count;
-}
-
-static bool serve_store(agent *this) {
-    tutti_tcp_store_options options = TUTTI_TCP_STORE_OPTIONS_INIT;
-    options.listen_fd = this->store.descriptor[0];
-    options.trust_network = true; /* asked when it began to listen */
-    if (tu_auth_available() && this->options.secret.bytes > 0) {
-        options.secret = this->options.secret.data;
-        options.secret_bytes = this->options.secret.bytes;
-    }
-    return tutti_store_serve(this->deputy_host, 0, &options, &this->second_store) == TUTTI_OK;
-}
-
-/* The deputy becomes the hub of those that have lost it. The others are with it, or nowhere. */
-static void take_over(agent *this) {
-    if (!serve_store(this)) {
-        give_up(this, tutti_error_message());
-        return;
-    }
-    free(this->peers);
-    this->peers = this->seconds;
-    this->peer_count = this->second_count;
-    this->seconds = NULL;
-    this->second_count = 0;
-    this->electing = false;
-    this->options.hub = true;
-    this->first_known = true;
-    this->first_status = 1;
-    memset(this->told, 0, (size_t)this->options.ranks * sizeof *this->told); /* the others may not have heard of all */
-    tell(this, &(tu_frame){ .kind = TU_FRAME_TAKEOVER }, -2);
-    tu_news_moved(this->news, this->deputy_host, this->deputy_store);
-    say(this, -1, "tutti run: lost the launcher of node 0: %.200s. %d of %d ranks have, and go on with this one\n",
-        this->why_orphaned, ranks_of_orphans(this), this->size);
-    for (int node = 0; node < this->options.nodes; node++) {
-        this->peers[node].heard = tu_clock_now();
-        if (node != this->options.node && !this->orphans[node])
-            lose_node(this, &this->peers[node],
-                      node == 0 ? this->why_orphaned : "it has not lost node 0, which is lost here");
-    }
-}
-
-/* The deputy waits until all that it can hear have said so, or some time has passed. */
-static void look_at_election(agent *this) {
-    if (!this->electing)
-        return;
-    int64_t now = tu_clock_now();
-    if (agent_is_deputy(this) && 2 * ranks_of_orphans(this) > this->size) {
-        bool all = true;
-        for (int node = 0; node < this->second_count; node++)
-            all = all && (!linked(&this->seconds[node]) || this->orphans[node]);
-        if (all || now >= this->elect_until - this->options.silence_ns) {
-            take_over(this);
-            return;
-        }
-    }
-    bool hopeless = agent_is_deputy(this) ? 2 * ranks_at_most(this) <= this->size : !linked(&this->seconds[0]);
-    if (hopeless || now >= this->elect_until)
-        give_up(this, this->why_orphaned);
-}
-
-/* The deputy holds the job together now: it hears once more of what has ended here. */
-static void follow_deputy(agent *this) {
-    agent_peer_close(&this->peers[0]);
-    this->peers[0] = this->seconds[0];
-    this->peers[0].heard = tu_clock_now();
-    this->second_count = 0;
-    this->electing = false;
+/* It hears once more of what has ended here: the last hub may not have told all. */
+static void tell_again(agent *this) {
     this->failure_told = this->done_told = false;
     memset(this->told, 0, (size_t)this->options.ranks * sizeof *this->told);
-    snprintf(this->options.meet.host, sizeof this->options.meet.host, "%s", this->deputy_host);
-    tu_news_moved(this->news, this->deputy_host, this->deputy_store);
-    say(this, -1, "tutti run: lost the launcher of node 0: %.200s. The job goes on with that of node %d\n",
-        this->why_orphaned, AGENT_DEPUTY);
 }
 
-static void hear_second(agent *this, agent_peer *peer) {
-    bool there = agent_peer_read(peer), followed = false;
-    for (tu_frame frame; !followed && tu_link_take(&peer->link, &frame);) {
-        if (frame.kind == TU_FRAME_ORPHAN && agent_is_deputy(this))
-            this->orphans[peer->node] = true;
-        else if (frame.kind == TU_FRAME_TAKEOVER && this->electing) {
-            follow_deputy(this);
-            followed = true;
-        }
+void agent_become_hub(agent *this, agent_peer *peers, const bool *counts, int lost, const char *address, int store_port,
+                      const char *why) {
+    int left = 0;
+    free(this->peers);
+    this->peers = peers;
+    this->peer_count = this->options.nodes;
+    this->options.hub = true;
+    this->first_known = true; /* somebody's failure was the first */
+    this->first_status = 1;
+    tell_again(this);
+    tell(this, &(tu_frame){ .kind = TU_FRAME_TAKEOVER, .status = store_port }, -2);
+    tu_news_moved(this->news, this->options.node, address, store_port);
+    for (int node = 0; node < this->options.nodes; node++)
+        left += node == this->options.node || counts[node] ? this->ranks[node] : 0;
+    say(this, -1, "tutti run: lost the launcher of node %d: %.200s. %d of %d ranks have, and go on with this one\n",
+        lost, why, left, this->size);
+    for (int node = 0; node < this->options.nodes; node++) {
+        peers[node].heard = tu_clock_now();
+        if (node != this->options.node && !counts[node])
+            lose_node(this, &peers[node],
+                      node == lost ? why : "it has not come to the launcher that took the place of the lost one");
     }
-    if (!followed && (!there || peer->link.state == TU_LINK_BROKEN))
-        agent_peer_close(peer);
+}
+
+void agent_follow(agent *this, const agent_peer *hub, int lost, const char *address, int store_port, const char *why) {
+    agent_peer_close(&this->peers[0]);
+    this->peers[0] = *hub;
+    this->peers[0].heard = tu_clock_now();
+    tell_again(this);
+    snprintf(this->options.meet.host, sizeof this->options.meet.host, "%s", address);
+    tu_news_moved(this->news, hub->node, address, store_port);
+    say(this, -1, "tutti run: lost the launcher of node %d: %.200s. The job goes on with that of node %d\n", lost, why,
+        hub->node);
 }
 
 static void lose(agent *this, agent_peer *peer, const char *why) {
@@ -437,6 +362,7 @@ static bool hear_as_agent(agent *this, const tu_frame *frame) {
         if (frame->node < 0 || frame->node >= this->options.nodes)
             return false;
         tu_news_node_lost(this->news, frame->node, frame->text);
+        agent_deputies_node_lost(this, frame->node);
         if (this->options.survive || this->first_known) /* else it is the first failure, which is told as such */
             say(this, -1, "tutti run: host %s (node %d) is lost: %.200s\n", this->hosts[frame->node], frame->node,
                 frame->text);
@@ -580,9 +506,9 @@ static void pass_signals(agent *this) {
 static void keep_time(agent *this) {
     int64_t now = tu_clock_now();
     tu_news_beat(this->news);
-    look_at_election(this);
+    agent_deputies_look(this);
     if (now >= this->beat_at) {
-        this->beat_at = now + this->options.silence_ns / BEATS;
+        this->beat_at = now + this->options.silence_ns / AGENT_BEATS;
         tell(this, &(tu_frame){ .kind = TU_FRAME_BEAT }, -2);
     }
     for (int i = 0; i < this->peer_count; i++) {
@@ -602,8 +528,11 @@ static void keep_time(agent *this) {
  * run, first listens again. */
 static void forgive_own_silence(agent *this, int64_t before) {
     int64_t gap = tu_clock_now() - before;
-    for (int i = 0; gap > this->options.silence_ns / 2 && i < this->peer_count; i++)
+    if (gap <= this->options.silence_ns / 2)
+        return;
+    for (int i = 0; i < this->peer_count; i++)
         this->peers[i].heard += gap;
+    agent_deputies_forgive(this, gap);
 }
 
 /* ---- the end ---- */
@@ -662,33 +591,28 @@ static void say_goodbye(agent *this) {
 /* ---- the thread ---- */
 
 static void wait_and_hear(agent *this) {
-    int seconds = this->second_count, all = this->peer_count + seconds;
-    struct pollfd polled[all + 2];
-    for (int i = 0; i < seconds; i++)
-        polled[2 + this->peer_count + i] = (struct pollfd){
-            .fd = this->seconds[i].descriptor,
-            .events = (short)(POLLIN | (this->seconds[i].link.out_used > 0 ? POLLOUT : 0)),
-        };
+    int count = this->peer_count, line = 2 + count;
+    struct pollfd polled[line + agent_deputies_room(this)];
     polled[0] = (struct pollfd){ .fd = this->wake, .events = POLLIN };
     polled[1] = (struct pollfd){ .fd = this->woken, .events = POLLIN };
-    for (int i = 0; i < this->peer_count; i++) {
+    for (int i = 0; i < count; i++) {
         const agent_peer *peer = &this->peers[i];
         polled[2 + i] = (struct pollfd){ .fd = linked(peer) ? peer->descriptor : -1,
                                          .events = (short)(POLLIN | (peer->link.out_used > 0 ? POLLOUT : 0)) };
     }
+    agent_deputies_poll(this, polled + line);
     int64_t before = tu_clock_now();
-    poll(polled, (nfds_t)all + 2, (int)(this->options.silence_ns / BEATS / TU_MILLISECOND));
+    poll(polled, (nfds_t)(line + agent_deputies_room(this)),
+         (int)(this->options.silence_ns / AGENT_BEATS / TU_MILLISECOND));
     forgive_own_silence(this, before);
     for (int i = 0; i < 2; i++)
         if (polled[i].revents != 0)
             hush(polled[i].fd);
-    for (int i = 0; i < this->peer_count && !this->over; i++)
+    for (int i = 0; i < count && !this->over; i++)
         if (polled[2 + i].revents != 0 && linked(&this->peers[i]))
             hear_peer(this, &this->peers[i]);
-    int first = all - seconds + 2;
-    for (int i = 0; i < this->second_count && i < seconds && !this->over; i++)
-        if (polled[first + i].revents != 0 && this->seconds[i].descriptor >= 0)
-            hear_second(this, &this->seconds[i]);
+    if (!this->over)
+        agent_deputies_hear(this, polled + line);
 }
 
 static void *talk(void *argument) {
@@ -702,8 +626,6 @@ static void *talk(void *argument) {
         look_at_job(this);
         for (int i = 0; i < this->peer_count; i++)
             agent_peer_flush(&this->peers[i]);
-        for (int i = 0; i < this->second_count; i++)
-            agent_peer_flush(&this->seconds[i]);
         if (!this->over)
             wait_and_hear(this);
     }
@@ -733,11 +655,8 @@ void agent_close(agent *this) {
         pthread_join(this->thread, NULL);
     for (int i = 0; this->peers != NULL && i < this->peer_count; i++)
         agent_peer_close(&this->peers[i]);
-    for (int i = 0; this->seconds != NULL && i < this->second_count; i++)
-        agent_peer_close(&this->seconds[i]);
     tu_store_listen_end(&this->listeners);
-    tu_store_listen_end(&this->standby);
-    tutti_store_release(this->second_store);
+    agent_deputies_close(this);
     char text[640];
     for (int rank; agent_next(this, text, sizeof text, &rank);)
         continue;
@@ -746,8 +665,6 @@ void agent_close(agent *this) {
         close(this->news_descriptor);
     tu_secret_wipe(&this->options.secret);
     free(this->told);
-    free(this->orphans);
-    free(this->seconds);
     free(this->peers);
     free(this->ranks);
     free(this->hosts);

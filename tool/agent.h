@@ -9,9 +9,9 @@
  *
  * An agent whose link closes, or that is silent for TUTTI_HOST_TIMEOUT, is lost with its host. What is left goes on
  * where the user asked for it (--survive) and where more than half of the ranks are with the hub, or just half. Agents
- * that have lost the hub tell the deputy, node 1: when they and it have more than half of the ranks, it becomes the
- * hub, with a store of its own. Who is in neither part stops its ranks. Nobody is in two, since an agent that has lost
- * the hub closes its link to it.
+ * that have lost the hub find another one among themselves, where they have more than half of the ranks
+ * (agent_deputies.c); it has a store of its own. Who is in neither part stops its ranks. Nobody is in two, since an
+ * agent that has lost the hub closes its link to it.
  */
 #ifndef TUTTI_TOOL_AGENT_H
 #define TUTTI_TOOL_AGENT_H

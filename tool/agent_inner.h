@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Inside an agent: agent_meet.c makes it, agent.c is its thread.
+ * Inside an agent: agent_meet.c makes it, agent.c is its thread, agent_deputies.c finds another hub.
  */
 #ifndef TUTTI_TOOL_AGENT_INNER_H
 #define TUTTI_TOOL_AGENT_INNER_H
 
+#include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -12,15 +13,17 @@
 #include "hosts/link.h"
 
 #define AGENT_HOST_BYTES 64
+#define AGENT_ADDRESS_BYTES 64
+#define AGENT_BEATS 5 /* in the time after which silence is a loss */
 
 /* The other end of a link. */
 typedef struct agent_peer {
     int descriptor; /* -1: none, or no more */
     int node;       /* -1: not known yet, or a hub without ranks */
     tu_link link;
-    int64_t since, heard; /* tu_clock_now: when it came, when it last said something */
-    bool done, lost;      /* of a node, in the hub */
-    char address[64];     /* of its socket, without the port */
+    int64_t since, heard;              /* tu_clock_now: when it came, when it last said something */
+    bool done, lost;                   /* of a node, in the hub */
+    char address[AGENT_ADDRESS_BYTES]; /* of its socket, without the port */
 } agent_peer;
 
 typedef struct agent_line {
@@ -29,7 +32,7 @@ typedef struct agent_line {
     char text[640];
 } agent_line;
 
-#define AGENT_DEPUTY 1 /* the node that takes the hub's place: the first after it */
+typedef struct agent_deputies agent_deputies;
 
 struct agent {
     agent_options options;
@@ -44,17 +47,7 @@ struct agent {
     tu_news *news;
     int news_descriptor;
 
-    /* Who holds together what is left when the hub is lost. Links to it are made with those to the hub. */
-    tu_listeners standby;
-    agent_peer *seconds; /* the deputy: [node]; else one, the deputy */
-    int second_count;
-    char deputy_host[64];
-    int deputy_port, deputy_store;
-    bool electing; /* the hub is lost; until elect_until others may say so too */
-    bool *orphans; /* [node]: it has lost the hub */
-    int64_t elect_until;
-    char why_orphaned[256];
-    struct tutti_store *second_store; /* that the deputy serves */
+    agent_deputies *deputies; /* NULL: nobody takes the hub's place */
 
     /* The thread's, once it runs. */
     pthread_t thread;
@@ -92,12 +85,39 @@ bool agent_peer_read(agent_peer *peer);
 /* Writes what can be written. */
 void agent_peer_flush(agent_peer *peer);
 void agent_peer_close(agent_peer *peer);
-/* Listens, where this is the deputy. 0, or what to exit with. */
-int agent_listen_as_deputy(agent *agent);
-/* Makes the links between the deputy and the others, once the plan is known. 0, or what to exit with. */
-int agent_meet_deputy(agent *agent);
-/* Whether there is a deputy, and whether this is it. */
-bool agent_has_deputy(const agent *agent);
-bool agent_is_deputy(const agent *agent);
+void agent_prepare_socket(int descriptor);
+/* Takes in who knocks at a listener; where too many have not said who they are, the oldest goes. */
+void agent_accept(int listener, agent_peer *strangers, int count, const tu_secret *secret);
+
+/* ---- the line: agent_deputies.c ---- */
+
+/* Makes it, where there is one, and listens for others. 0, or what to exit with. */
+int agent_deputies_open(agent *agent);
+void agent_deputies_close(agent *agent);
+/* Where this agent listens, and where each node does; without a line 0 and "". */
+int agent_deputies_port(const agent *agent);
+void agent_deputies_place(agent *agent, int node, const char *address, int port);
+void agent_deputies_place_of(const agent *agent, int node, const char **address, int *port);
+/* The hub has lost a node. */
+void agent_deputies_node_lost(agent *agent, int node);
+/* This agent has lost the hub: whether there may be another. Then agent_give_up, agent_follow or agent_become_hub is
+ * what comes of it. */
+bool agent_deputies_lose_hub(agent *agent, const char *why);
+/* In each round of the thread: what time brings, what is polled for (so many descriptors) and what came. */
+void agent_deputies_look(agent *agent);
+int agent_deputies_room(const agent *agent);
+void agent_deputies_poll(const agent *agent, struct pollfd *polled);
+void agent_deputies_hear(agent *agent, const struct pollfd *polled);
+/* This process stood still so long. */
+void agent_deputies_forgive(agent *agent, int64_t gap);
+
+/* ---- what comes of it: agent.c ---- */
+
+void agent_give_up(agent *agent, const char *why);
+/* The agent at the other end is the hub now, and has a store there. Its link is taken over. `lost` was the hub. */
+void agent_follow(agent *agent, const agent_peer *hub, int lost, const char *address, int store_port, const char *why);
+/* This agent is the hub now, of those nodes that count on it; `peers` becomes its. */
+void agent_become_hub(agent *agent, agent_peer *peers, const bool *counts, int lost, const char *address,
+                      int store_port, const char *why);
 
 #endif

@@ -79,7 +79,7 @@ static void refuse(agent_peer *peer, const char *why) {
     agent_peer_close(peer);
 }
 
-static void prepare_socket(int descriptor) {
+void agent_prepare_socket(int descriptor) {
     int on = 1;
     setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
@@ -108,8 +108,9 @@ int agent_open(const agent_options *options, agent **made) {
     if (options->secret.bytes > 0 && !tu_auth_available())
         return tool_fail("run: this build of Tutti has no libsodium, so that launchers cannot prove a secret; on a "
                          "network that you trust TUTTI_TRUST_NETWORK=1 does without");
-    if (!options->hub)
-        return agent_listen_as_deputy(this);
+    int result = agent_deputies_open(this);
+    if (result != 0 || !options->hub)
+        return result;
     bool may_be_open = options->secret.bytes > 0 || options->trust_network;
     tu_address any_port = options->meet;
     any_port.port = 0;
@@ -200,11 +201,7 @@ static int admit(meeting *this, agent_peer *stranger, const tu_frame *hello) {
         return 127;
     }
     agent->ranks[hello->node] = hello->count;
-    if (hello->node == AGENT_DEPUTY && !agent_is_deputy(agent)) {
-        snprintf(agent->deputy_host, sizeof agent->deputy_host, "%s", stranger->address);
-        agent->deputy_port = hello->pid;
-        agent->deputy_store = hello->rank;
-    }
+    agent_deputies_place(agent, hello->node, stranger->address, hello->pid);
     agent_peer *peer = &agent->peers[hello->node];
     *peer = *stranger;
     peer->node = hello->node;
@@ -225,25 +222,26 @@ static void address_text(const tu_socket_address *address, socklen_t length, cha
     snprintf(text, bytes, "%.*s", (int)strcspn(begin, "]"), begin);
 }
 
-static void accept_strangers(meeting *this, int listener) {
+void agent_accept(int listener, agent_peer *strangers, int count, const tu_secret *secret) {
     tu_socket_address address;
     socklen_t length = sizeof address;
     int descriptor;
     while ((descriptor = accept4(listener, &address.any, &length, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0) {
         int free = 0;
-        while (free < STRANGERS && this->strangers[free].descriptor >= 0)
+        while (free < count && strangers[free].descriptor >= 0)
             free++;
-        agent_peer *peer = &this->strangers[free < STRANGERS ? free : 0];
-        if (free == STRANGERS) { /* too many say nothing: the oldest goes */
-            for (int i = 1; i < STRANGERS; i++)
-                if (this->strangers[i].since < peer->since)
-                    peer = &this->strangers[i];
+        agent_peer *peer = &strangers[free < count ? free : 0];
+        if (free == count) { /* too many say nothing: the oldest goes */
+            for (int i = 1; i < count; i++)
+                if (strangers[i].since < peer->since)
+                    peer = &strangers[i];
             agent_peer_close(peer);
         }
-        *peer = (agent_peer){ .descriptor = descriptor, .node = -1, .since = tu_clock_now() };
+        int64_t now = tu_clock_now();
+        *peer = (agent_peer){ .descriptor = descriptor, .node = -1, .since = now, .heard = now };
         address_text(&address, length, peer->address, sizeof peer->address);
-        prepare_socket(descriptor);
-        if (tu_link_init(&peer->link, true, &this->agent->options.secret) != TUTTI_OK)
+        agent_prepare_socket(descriptor);
+        if (tu_link_init(&peer->link, true, secret) != TUTTI_OK)
             agent_peer_close(peer);
         length = sizeof address;
     }
@@ -276,9 +274,8 @@ static void hear_known(meeting *this, agent_peer *peer) {
     agent_peer_close(peer);
 }
 
-/* Whether this agent, as the hub or as the deputy, has yet to hear from a node. */
 static bool is_missing(const agent *this, int node) {
-    return node != this->options.node && this->peers[node].descriptor < 0 && (this->options.hub || node > AGENT_DEPUTY);
+    return node != this->options.node && this->peers[node].descriptor < 0;
 }
 
 static void name_missing(const agent *this, char *text, size_t bytes) {
@@ -313,7 +310,7 @@ static int look_round(meeting *this) {
     poll(polled, (nfds_t)count, 200);
     for (int i = 1; i < first; i++)
         if (polled[i].revents != 0)
-            accept_strangers(this, polled[i].fd);
+            agent_accept(polled[i].fd, this->strangers, STRANGERS, &agent->options.secret);
     int64_t now = tu_clock_now();
     for (int i = first; i < count && result < 0; i++) {
         if (of[i]->descriptor != polled[i].fd || of[i]->descriptor < 0)
@@ -380,11 +377,10 @@ static int make_plan(agent *this) {
         if (this->peers[to].descriptor < 0)
             continue;
         for (int node = 0; node < this->options.nodes; node++) {
+            const char *address;
             tu_frame frame = { .kind = TU_FRAME_NODE, .node = node, .count = this->ranks[node] };
-            snprintf(frame.text, sizeof frame.text, "%s %s", this->hosts[node],
-                     node == AGENT_DEPUTY ? this->deputy_host : "");
-            frame.pid = node == AGENT_DEPUTY ? this->deputy_port : 0;
-            frame.rank = node == AGENT_DEPUTY ? this->deputy_store : 0;
+            agent_deputies_place_of(this, node, &address, &frame.pid);
+            snprintf(frame.text, sizeof frame.text, "%s %s", this->hosts[node], address);
             tu_link_put(&this->peers[to].link, &frame);
         }
         tu_link_put(&this->peers[to].link, &plan);
@@ -451,8 +447,7 @@ static void say_hello(agent *this, agent_peer *hub) {
     const char *cannot = this->options.cannot;
     tu_frame hello = { .kind = TU_FRAME_HELLO,
                        .node = this->options.node,
-                       .pid = agent_is_deputy(this) ? this->standby.port : 0,
-                       .rank = agent_is_deputy(this) ? this->store.port : 0,
+                       .pid = agent_deputies_port(this),
                        .count = this->options.ranks,
                        .status = this->options.nodes,
                        .flags =
@@ -471,11 +466,9 @@ static int hear_plan(agent *this, const tu_frame *frame) {
     case TU_FRAME_NODE:
         if (frame->node >= 0 && frame->node < this->options.nodes && frame->count > 0 && frame->count <= MAX_SIZE) {
             this->ranks[frame->node] = frame->count;
-            if (frame->node == AGENT_DEPUTY) {
-                sscanf(frame->text, "%*s %63s", this->deputy_host);
-                this->deputy_port = frame->pid;
-                this->deputy_store = frame->rank;
-            }
+            char address[AGENT_ADDRESS_BYTES] = "";
+            sscanf(frame->text, "%*s %63s", address);
+            agent_deputies_place(this, frame->node, address, frame->pid);
             snprintf(this->hosts[frame->node], AGENT_HOST_BYTES, "%.*s", (int)strcspn(frame->text, " "), frame->text);
             return -1;
         }
@@ -544,7 +537,7 @@ static int meet_hub(agent *this) {
         int descriptor = try_to_connect(&list), result = -1;
         if (descriptor >= 0) {
             *hub = (agent_peer){ .descriptor = descriptor, .node = -1 };
-            prepare_socket(descriptor);
+            agent_prepare_socket(descriptor);
             if (tu_link_init(&hub->link, false, &this->options.secret) != TUTTI_OK)
                 return tool_fail("run: %s", tutti_error_message());
             result = talk_to_hub(this, hub);
@@ -561,121 +554,6 @@ static int meet_hub(agent *this) {
         if (signal_number != 0)
             return 128 + signal_number;
     }
-}
-
-/* ---- the deputy ---- */
-
-bool agent_has_deputy(const agent *this) {
-    return this->options.survive && this->options.replaceable && this->options.nodes > 1;
-}
-
-bool agent_is_deputy(const agent *this) {
-    return agent_has_deputy(this) && this->options.node == AGENT_DEPUTY;
-}
-
-int agent_listen_as_deputy(agent *this) {
-    tu_address anywhere = { .host = "" };
-    bool may_be_open = this->options.secret.bytes > 0 || this->options.trust_network;
-    if (!agent_is_deputy(this))
-        return 0;
-    if (!may_be_open) /* then all are on this host */
-        snprintf(anywhere.host, sizeof anywhere.host, "127.0.0.1");
-    if (tu_store_listen(&anywhere, may_be_open, this->options.deadline, &this->standby) != TUTTI_OK ||
-        tu_store_listen(&anywhere, may_be_open, this->options.deadline, &this->store) != TUTTI_OK)
-        return tool_fail("run: cannot listen for the other hosts, should node 0 be lost: %s", tutti_error_message());
-    return 0;
-}
-
-static void swap_roles(agent *this) {
-    agent_peer *peers = this->peers;
-    int count = this->peer_count;
-    tu_listeners listeners = this->listeners;
-    this->peers = this->seconds;
-    this->peer_count = this->second_count;
-    this->listeners = this->standby;
-    this->seconds = peers;
-    this->second_count = count;
-    this->standby = listeners;
-}
-
-/* The others come to the deputy as they came to the hub. */
-static int gather_as_deputy(agent *this) {
-    meeting *meeting = calloc(1, sizeof *meeting);
-    if (meeting == NULL)
-        return tool_fail("run: no memory for the launchers of %d hosts", this->options.nodes);
-    meeting->agent = this;
-    meeting->tell_at = tu_deadline(PATIENCE_NS);
-    for (int i = 0; i < STRANGERS; i++)
-        meeting->strangers[i].descriptor = -1;
-    swap_roles(this);
-    int result = gather(meeting, NULL, NULL);
-    tu_store_listen_end(&this->listeners);
-    swap_roles(this);
-    for (int i = 0; i < STRANGERS; i++)
-        agent_peer_close(&meeting->strangers[i]);
-    free(meeting);
-    return result;
-}
-
-/* Until the link is open and what this agent is was said. -1: again. */
-static int greet_deputy(agent *this, agent_peer *deputy) {
-    for (bool said = false; !said || deputy->link.out_used > 0;) {
-        if (!said && deputy->link.state == TU_LINK_OPEN) {
-            say_hello(this, deputy);
-            said = true;
-        }
-        agent_peer_flush(deputy);
-        struct pollfd polled = { .fd = deputy->descriptor,
-                                 .events = (short)(POLLIN | (deputy->link.out_used > 0 ? POLLOUT : 0)) };
-        if (said && deputy->link.out_used == 0)
-            break;
-        poll(&polled, 1, 200);
-        if (((polled.revents & POLLIN) != 0 && !agent_peer_read(deputy)) || deputy->link.state == TU_LINK_BROKEN ||
-            tu_clock_now() >= this->options.deadline)
-            return -1;
-    }
-    return 0;
-}
-
-static int connect_to_deputy(agent *this) {
-    tu_address address;
-    tu_address_list list;
-    if (tu_address_set(&address, this->deputy_host, this->deputy_port) != TUTTI_OK ||
-        tu_address_resolve(&address, this->options.deadline, &list) != TUTTI_OK)
-        return tool_fail("run: cannot find the launcher of node 1: %s", tutti_error_message());
-    agent_peer *deputy = &this->seconds[0];
-    while (tu_clock_now() < this->options.deadline) {
-        int descriptor = try_to_connect(&list);
-        if (descriptor >= 0) {
-            *deputy = (agent_peer){ .descriptor = descriptor, .node = AGENT_DEPUTY };
-            prepare_socket(descriptor);
-            if (tu_link_init(&deputy->link, false, &this->options.secret) != TUTTI_OK)
-                return tool_fail("run: %s", tutti_error_message());
-            if (greet_deputy(this, deputy) == 0)
-                return 0;
-            agent_peer_close(deputy);
-        }
-        poll(&(struct pollfd){ .fd = this->options.signals, .events = POLLIN }, 1, AGAIN_MS);
-        int signal_number = ending_signal(this);
-        if (signal_number != 0)
-            return 128 + signal_number;
-    }
-    return tool_fail("run: cannot reach the launcher of node 1 at %s port %d, which is to hold the job together should "
-                     "node 0 be lost; does a firewall let this host reach it?",
-                     this->deputy_host, this->deputy_port);
-}
-
-int agent_meet_deputy(agent *this) {
-    if (!agent_has_deputy(this) || this->options.hub)
-        return 0;
-    this->second_count = agent_is_deputy(this) ? this->options.nodes : 1;
-    this->seconds = calloc((size_t)this->second_count, sizeof *this->seconds);
-    this->orphans = calloc((size_t)this->options.nodes, sizeof *this->orphans);
-    if (this->seconds == NULL || this->orphans == NULL)
-        return tool_fail("run: no memory for the launchers of %d hosts", this->options.nodes);
-    for (int i = 0; i < this->second_count; i++)
-        this->seconds[i] = (agent_peer){ .descriptor = -1, .node = agent_is_deputy(this) ? i : AGENT_DEPUTY };
-    return agent_is_deputy(this) ? gather_as_deputy(this) : connect_to_deputy(this);
 }
 
 /* ---- both ---- */
@@ -696,8 +574,6 @@ static int make_news(agent *this) {
 
 int agent_meet(agent *this, agent_hopeless *hopeless, void *argument) {
     int result = this->options.hub ? meet_as_hub(this, hopeless, argument) : meet_hub(this);
-    if (result == 0)
-        result = agent_meet_deputy(this);
     if (result != 0)
         return result;
     for (int node = 0; node < this->options.node; node++)

@@ -24,30 +24,32 @@
 #include "store/auth.h"
 
 typedef enum tu_frame_kind {
-    TU_FRAME_HELLO = 1, /* agent: node, count ranks of its own, status nodes, flags; text: version and host name; of the
-                           deputy pid, rank: ports for agents and for the store, should it become the hub */
+    TU_FRAME_HELLO = 1, /* agent: node, count ranks of its own, status nodes, flags; text: version and host name; pid:
+                           port at which it listens for others that lose the hub. To such a one: node alone */
     TU_FRAME_REFUSED,   /* hub: text says why; then the link closes */
-    TU_FRAME_NODE,   /* hub: node, its count ranks; text: its host name, and its address; pid, rank: as in its hello */
-    TU_FRAME_PLAN,   /* hub, after the nodes: count ranks in all, status: port of the store, pid: port for PyTorch;
-                        text: PyTorch's address, "" for the one at which the hub was reached */
-    TU_FRAME_ENDED,  /* rank, pid, status: wait status */
-    TU_FRAME_FAILED, /* node's first failure: rank, pid, status, flags */
-    TU_FRAME_FIRST,  /* hub: the job's first failure: rank (-1: a node was lost), pid, status; text says it */
-    TU_FRAME_SIGNAL, /* status: a signal for all ranks */
-    TU_FRAME_BEAT,   /* still here */
-    TU_FRAME_LOST,   /* hub: node is out of reach; text says why */
-    TU_FRAME_STOP,   /* hub: all ranks are to be stopped; text says why */
-    TU_FRAME_DONE,   /* agent: all its ranks have ended; status: 0, or 126, 127: they could not be started, as text
-                        says */
-    TU_FRAME_FINISH, /* hub: the job is over; status: what to exit with */
-    TU_FRAME_ORPHAN, /* agent, to the deputy: node has lost the hub */
-    TU_FRAME_TAKEOVER, /* deputy, to those: it is the hub now */
+    TU_FRAME_NODE,      /* hub: node, its count ranks; text: its host name, and its address; pid: as in its hello */
+    TU_FRAME_PLAN,      /* hub, after the nodes: count ranks in all, status: port of the store, pid: port for PyTorch;
+                           text: PyTorch's address, "" for the one at which the hub was reached */
+    TU_FRAME_ENDED,     /* rank, pid, status: wait status */
+    TU_FRAME_FAILED,    /* node's first failure: rank, pid, status, flags */
+    TU_FRAME_FIRST,     /* hub: the job's first failure: rank (-1: a node was lost), pid, status; text says it */
+    TU_FRAME_SIGNAL,    /* status: a signal for all ranks */
+    TU_FRAME_BEAT,      /* still here */
+    TU_FRAME_LOST,      /* hub: node is out of reach; text says why */
+    TU_FRAME_STOP,      /* hub: all ranks are to be stopped; text says why */
+    TU_FRAME_DONE,      /* agent: all its ranks have ended; status: 0, or 126, 127: they could not be started, as text
+                           says */
+    TU_FRAME_FINISH,    /* hub: the job is over; status: what to exit with */
+    TU_FRAME_ORPHAN,    /* agent, to a candidate: it has lost the hub, and counts on this one and on nobody else */
+    TU_FRAME_TAKEOVER,  /* candidate, to those: it is the hub now; status: port of its store */
+    TU_FRAME_UNDECIDED, /* candidate, to those: it is still there; flags */
     TU_FRAME_KINDS
 } tu_frame_kind;
 
-#define TU_FRAME_SURVIVE UINT32_C(1)  /* hello: --survive */
-#define TU_FRAME_CANNOT UINT32_C(2)   /* hello: this node cannot run the program; text after the host says why */
-#define TU_FRAME_SUFFERED UINT32_C(4) /* failed: by the death of another rank */
+#define TU_FRAME_SURVIVE UINT32_C(1)    /* hello: --survive */
+#define TU_FRAME_CANNOT UINT32_C(2)     /* hello: this node cannot run the program; text after the host says why */
+#define TU_FRAME_SUFFERED UINT32_C(4)   /* failed: by the death of another rank */
+#define TU_FRAME_ORPHAN_TOO UINT32_C(8) /* undecided: it has lost the hub itself */
 
 #define TU_FRAME_TEXT 512 /* with the zero that ends it */
 #define TU_FRAME_HEAD 32

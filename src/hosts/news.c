@@ -19,7 +19,7 @@
 #include "base/clock.h"
 
 #define MAGIC UINT64_C(0x3153574e49545554) /* "TUTINWS1" */
-#define VERSION 3
+#define VERSION 4
 #define HOST_BYTES 64
 #define WHY_BYTES 160
 #ifndef F_SEAL_FUTURE_WRITE
@@ -36,7 +36,9 @@ typedef struct rank_news {
 
 typedef struct node_news {
     char host[HOST_BYTES];
-    char why[WHY_BYTES]; /* it is lost; complete before its ranks are */
+    char why[WHY_BYTES];         /* it is lost; complete before its ranks are */
+    char store_host[HOST_BYTES]; /* where its store is; complete before it is the hub */
+    int32_t store_port, reserved;
 } node_news;
 
 typedef struct page {
@@ -49,9 +51,7 @@ typedef struct page {
     _Atomic uint32_t alone;                   /* release, pairs with tu_news_cut_off: then why_alone is there */
     char why_alone[WHY_BYTES];
     _Atomic uint32_t electing;
-    _Atomic uint32_t moves; /* release, pairs with tu_news_store: then the store's place is there; once only */
-    char store_host[HOST_BYTES];
-    int32_t store_port;
+    _Atomic uint32_t hub; /* node that took the place of the first; release, pairs with tu_news_store; grows */
     _Alignas(64) unsigned char tables[]; /* nodes, then ranks */
 } page;
 
@@ -166,10 +166,10 @@ void tu_news_elect(tu_news *news) {
     atomic_store_explicit(&news->page->electing, 1, memory_order_release); /* pairs with tu_news_electing */
 }
 
-void tu_news_moved(tu_news *news, const char *host, int port) {
-    snprintf(news->page->store_host, HOST_BYTES, "%s", host);
-    news->page->store_port = port;
-    atomic_fetch_add_explicit(&news->page->moves, 1, memory_order_release); /* pairs with tu_news_store */
+void tu_news_moved(tu_news *news, int node, const char *host, int port) {
+    snprintf(news->nodes[node].store_host, HOST_BYTES, "%s", host);
+    news->nodes[node].store_port = port;
+    atomic_store_explicit(&news->page->hub, (uint32_t)node, memory_order_release); /* pairs with tu_news_store */
     atomic_store_explicit(&news->page->electing, 0, memory_order_release);
 }
 
@@ -235,12 +235,14 @@ bool tu_news_electing(const tu_news *news) {
 }
 
 uint32_t tu_news_store(const tu_news *news, char *host, size_t bytes, int *port) {
-    uint32_t moves = atomic_load_explicit(&news->page->moves, memory_order_acquire); /* pairs with tu_news_moved */
-    if (moves > 0) {
-        snprintf(host, bytes, "%.*s", HOST_BYTES - 1, news->page->store_host);
-        *port = news->page->store_port;
+    uint32_t hub = atomic_load_explicit(&news->page->hub, memory_order_acquire); /* pairs with tu_news_moved */
+    if (hub >= (uint32_t)news->page->nodes)
+        return 0;
+    if (hub > 0) {
+        snprintf(host, bytes, "%.*s", HOST_BYTES - 1, news->nodes[hub].store_host);
+        *port = news->nodes[hub].store_port;
     }
-    return moves;
+    return hub;
 }
 
 /* Whoever waits looks many times a second. One that has not looked for long may have stood still together with the

@@ -53,7 +53,7 @@ bool tu_news_cut_off(const tu_news *news, char *why, size_t bytes);
 /* The agents have lost the one that held them together, and ask who else has: whether somebody takes its place, with
  * another store, is known in a moment. */
 bool tu_news_electing(const tu_news *news);
-/* How often another store has taken the place of the job's first; then where it is. */
+/* The node whose store has taken the place of the job's first, and where it is; 0: none has. Grows. */
 uint32_t tu_news_store(const tu_news *news, char *host, size_t bytes, int *port);
 
 /* ---- the agent ---- */
@@ -76,7 +76,7 @@ void tu_news_rank_ended(tu_news *news, int rank, int pid, int wait_status);
 void tu_news_node_lost(tu_news *news, int node, const char *why);
 /* See tu_news_electing; ends with tu_news_moved or tu_news_alone. */
 void tu_news_elect(tu_news *news);
-void tu_news_moved(tu_news *news, const char *host, int port);
+void tu_news_moved(tu_news *news, int node, const char *host, int port);
 /* The agent itself has lost the others: see tu_news_cut_off. */
 void tu_news_alone(tu_news *news, const char *why);
 int tu_news_wait_status(const tu_news *news, int rank); /* of one that is ENDED or DEAD */

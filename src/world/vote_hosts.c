@@ -55,6 +55,7 @@ typedef struct holding {
     tutti_group *group;
     tu_vote *vote;
     tutti_store *store; /* a connection of its own */
+    uint32_t moves;     /* where that store is: tu_news_store */
     int64_t silence_ns, patience, looked, began;
     size_t words;
     uint64_t *dead;     /* members that are dead or closed their worlds, as this rank knows */
@@ -93,8 +94,14 @@ static void decision_key(const holding *this, uint64_t attempt, char key[KEY_BYT
              (unsigned long long)attempt);
 }
 
-/* Looks around while the store is waited for, every 20 ms or so: it must answer within the time in which hosts do. Time
- * in which this process stood still does not count. */
+static uint32_t store_of_job(const tutti_world *world) {
+    char host[128];
+    int port;
+    return world->news != NULL ? tu_news_store(world->news, host, sizeof host, &port) : 0;
+}
+
+/* Looks around while the store is waited for, every 20 ms or so: it must answer within the time in which hosts do, and
+ * be the one that the job has. Time in which this process stood still does not count. */
 static tutti_status look_at_store(void *argument) {
     holding *this = argument;
     const tutti_world *world = this->group->world;
@@ -104,6 +111,8 @@ static tutti_status look_at_store(void *argument) {
         this->patience += gap;
     if (atomic_load_explicit(&world->interrupt, memory_order_acquire) != 0)
         return TUTTI_ERROR_INTERRUPTED;
+    if (store_of_job(world) != this->moves)
+        return tu_error(TUTTI_ERROR_NETWORK, "another one has taken its place");
     if (now < this->patience)
         return TUTTI_OK;
     return tu_error(TUTTI_ERROR_NETWORK, "it has not answered for %s (TUTTI_HOST_TIMEOUT)",
@@ -584,12 +593,11 @@ static tutti_status hold(holding *this) {
 
 /* Whether the store that is out of reach may have a successor, for which it is worth to wait. */
 static bool may_move(const holding *this, uint32_t moves, int64_t give_up) {
-    const tu_news *news = this->group->world->news;
-    char host[128];
-    int port;
+    const tutti_world *world = this->group->world;
+    char why[128];
     int64_t now = tu_clock_now();
-    return news != NULL && now < this->vote->deadline && !tu_news_cut_off(news, host, sizeof host) &&
-           (tu_news_electing(news) || tu_news_store(news, host, sizeof host, &port) != moves || now < give_up);
+    return world->news != NULL && now < this->vote->deadline && !tu_news_cut_off(world->news, why, sizeof why) &&
+           (tu_news_electing(world->news) || store_of_job(world) != moves || now < give_up);
 }
 
 /* Holds it in the store that there is; where that vanishes, in the one that takes its place. */
@@ -599,6 +607,7 @@ static tutti_status hold_somewhere(holding *this) {
     int64_t give_up = 0;
     for (;;) {
         uint32_t moves = atomic_load_explicit(&world->moves, memory_order_acquire);
+        this->moves = store_of_job(world);
         be_patient(this, 0);
         tutti_status status = tu_world_follow(world);
         /* Another thread may wait in the world's own handle, and its connection may be an old one that broke. */
