@@ -57,6 +57,16 @@ static tt_module *block_of(void) {
     return block;
 }
 
+/* In a scope of its own: a list of parameters keeps them, and they shall go when they are cut. */
+static int64_t elements_of(tt_module *model) {
+    int64_t elements = 0;
+    tt_scope scope = tt_scope_open();
+    tt_named_list parameters = tt_module_parameters(model);
+    for (size_t i = 0; i < parameters.count; i++)
+        elements += tt_numel(parameters.at[i]);
+    return tt_scope_close(&scope) == TUTTI_OK ? elements : 0;
+}
+
 static double largest(double value, tutti_group *group) {
     return tt_item(tt_all_reduce(tt_full(tt_shape(), value, TUTTI_F64, NULL), TUTTI_MAX, group));
 }
@@ -149,10 +159,7 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
     modules[LAYERS + 1] = tt_rms_norm_module(WIDTH, 1e-5, TUTTI_F32);
     modules[LAYERS + 2] = tt_linear_module(WIDTH, LETTERS, false, TUTTI_F32);
     tt_module *model = tt_sequential_module(LAYERS + 3, modules);
-    int64_t elements = 0;
-    tt_named_list parameters = tt_module_parameters(model);
-    for (size_t i = 0; i < parameters.count; i++)
-        elements += tt_numel(parameters.at[i]);
+    int64_t elements = elements_of(model);
     bool is_filled = strcmp(set->mode, "filled") == 0;
     bool is_data = is_filled || strcmp(set->mode, "data") == 0 || strcmp(set->mode, "local") == 0;
     tt_data_parallel_options options = { .size = sizeof options,

@@ -413,7 +413,10 @@ static tutti_status run_leaf(backward *run, task *one) {
         status = grant(run, leaf, 0, grad, &caught);
     if (status != TUTTI_OK || (run->restricted && (caught || !wished(run, one))))
         return status;
-    return tu_accumulate_grad(leaf, grad, NULL) ? tu_run_accumulate_hooks(leaf) : tu_self()->pending;
+    bool good = tu_accumulate_grad(leaf, grad, NULL);
+    tu_tensor_drop(grad); /* a hook may take it off the leaf: then its memory goes, and not with the whole backward */
+    one->grads[0] = NULL;
+    return good ? tu_run_accumulate_hooks(leaf) : tu_self()->pending;
 }
 
 static tutti_status retain(tt_tensor *x, tt_tensor *grad) {

@@ -48,6 +48,25 @@ TEST(a_removed_hook_lets_go_of_what_it_captured) {
     done(&scope);
 }
 
+static size_t freed;
+static void take_gradient(const tt_hook_context *context, tt_tensor *x) {
+    (void)context;
+    size_t before = (size_t)alive().storages;
+    tt_set_grad(x, NULL);
+    freed += before - (size_t)alive().storages;
+}
+
+TEST(a_gradient_that_a_hook_takes_off_its_leaf_goes_while_the_backward_runs) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = leaf(1), *y = leaf(2);
+    CHECK(tt_hook_accumulate(x, take_gradient, NULL, NULL, NULL));
+    CHECK(tt_hook_accumulate(y, take_gradient, NULL, NULL, NULL));
+    CHECK(tt_backward(tt_exp(tt_mul(tt_exp(x), y)), NULL));
+    CHECK_EQ(freed, 2);
+    CHECK(tt_grad(x) == NULL && tt_grad(y) == NULL);
+    done(&scope);
+}
+
 TEST(a_handle_may_outlive_the_tensor_that_its_hook_hung_on) {
     tt_hook *hook = NULL;
     tt_scope scope = tt_scope_open();
