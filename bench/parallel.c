@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Steps of a small GPT on several ranks, for parallel.py:
+ * Steps of a GPT on several ranks, for parallel.py:
  *
- *     parallel MODE RANKS STEPS [MIB]  MODE: single, local (nothing is done to gradients), filled (they are put into
- *                                      buckets, which are not reduced), data, sharded. MIB: of a bucket
+ *     parallel MODE RANKS STEPS [NAME=NUMBER…]     MODE: single, local (nothing is done to gradients), data, sharded
+ *                                                  NAME: bucket (MiB), width, heads, layers, length, batch
  *
- * Prints, as JSON, seconds of the median step on the slowest rank, the seconds that the reductions of one step take
- * when nothing else is done, and bytes of memory: the peak of the process, and the most that steps took above what was
- * there before the model, where a page that several ranks have mapped counts in parts.
+ * Prints, as JSON, seconds of the median step on the slowest rank, and bytes of memory: the peak of the process, and
+ * the most that steps took above what was there before the model, where a page that several ranks have mapped counts in
+ * parts. "alone" is the seconds that the communication of one step takes when nothing else is done, all of it in a row,
+ * and "waited" those that steps waited for it. With data every other step fills its buckets and reduces none: "silent"
+ * is the median of those, so that both kinds are measured at the same time.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -20,19 +22,17 @@
 
 enum {
     LETTERS = 256,
-    WIDTH = 256,
-    HEADS = 4,
-    LAYERS = 6,
-    LENGTH = 128,
-    BATCH = 4,
-    WARM = 3,
-    MEASURED = 3 /* steps behind the timed ones, in which memory is looked at */
+    MOST_LAYERS = 64,
+    WARM = 4,
+    MEASURED = 4, /* steps behind the timed ones, in which memory is looked at */
+    ROUNDS = 9    /* of communication alone */
 };
 
 typedef struct settings {
     const char *mode;
     int steps;
-    double bucket_mib; /* 0: the default */
+    double bucket; /* MiB; 0: the default */
+    int width, heads, layers, length, batch;
 } settings;
 
 static int block_forward(tt_module *block, tt_tensor_list inputs, tt_tensor **outputs) {
@@ -44,15 +44,16 @@ static int block_forward(tt_module *block, tt_tensor_list inputs, tt_tensor **ou
     return 1;
 }
 
-static tt_module *block_of(void) {
+static tt_module *block_of(const settings *set) {
     static const tt_module_type type = { sizeof type, "Block", block_forward, NULL };
-    tt_attention_options heads = { .size = sizeof heads, .heads = HEADS };
+    tt_attention_options heads = { .size = sizeof heads, .heads = set->heads };
+    int64_t width = set->width;
     tt_module *block = tt_module_new(&type, NULL);
-    tt_module_add_child(block, "first", tt_rms_norm_module(WIDTH, 1e-5, TUTTI_F32));
-    tt_module_add_child(block, "attention", tt_attention_module(WIDTH, &heads));
-    tt_module_add_child(block, "second", tt_rms_norm_module(WIDTH, 1e-5, TUTTI_F32));
-    tt_module *layers[] = { tt_linear_module(WIDTH, 4 * WIDTH, true, TUTTI_F32), tt_function_module("gelu", tt_gelu),
-                            tt_linear_module(4 * WIDTH, WIDTH, true, TUTTI_F32) };
+    tt_module_add_child(block, "first", tt_rms_norm_module(width, 1e-5, TUTTI_F32));
+    tt_module_add_child(block, "attention", tt_attention_module(width, &heads));
+    tt_module_add_child(block, "second", tt_rms_norm_module(width, 1e-5, TUTTI_F32));
+    tt_module *layers[] = { tt_linear_module(width, 4 * width, true, TUTTI_F32), tt_function_module("gelu", tt_gelu),
+                            tt_linear_module(4 * width, width, true, TUTTI_F32) };
     tt_module_add_child(block, "hidden", tt_sequential_module(3, layers));
     return block;
 }
@@ -122,95 +123,213 @@ static long sampler_end(sampler *one) {
     return one->most;
 }
 
-/* All-reduces as many bytes as a step has gradients, in blocks of at most 25 MiB, with nothing else to do. */
-static double reduce_alone(int64_t elements, tutti_group *group) {
-    double times[9] = { 0 };
-    int64_t block = 25 << 18;
-    tt_tensor *values = tt_symm_empty(tutti_group_world(group), tt_shape(elements), TUTTI_F32, NULL);
-    for (int round = -WARM; round < 9 && tt_error_pending() == TUTTI_OK; round++) {
-        tt_wait(tt_all_reduce(tt_zeros(tt_shape(1), TUTTI_F32, NULL), TUTTI_SUM, group)); /* all are here */
+/* All are here. */
+static void meet(tutti_group *group) {
+    tt_wait(tt_all_reduce(tt_zeros(tt_shape(1), TUTTI_F32, NULL), TUTTI_SUM, group));
+}
+
+/* ---- communication alone ---- */
+
+/* All-reduces as many bytes as a step has gradients, in blocks as large as a bucket. */
+static void reduce_all(tt_tensor *values, int64_t block, tutti_group *group) {
+    int64_t elements = tt_numel(values);
+    for (int64_t at = 0; at < elements; at += block)
+        tt_all_reduce_(tt_narrow(values, 0, at, elements - at < block ? elements - at : block), TUTTI_AVG, group);
+    tt_wait(values);
+}
+
+/* Gathers each unit twice and reduces its gradients once, as a step does. */
+static void gather_all(tt_fully_sharded *sharded, int count, tt_module *const *units, tutti_group *group) {
+    for (int i = 0; i < count; i++) {
+        tt_scope scope = tt_scope_open();
+        for (int k = 0; k < 2; k++) {
+            tt_fully_sharded_gather(sharded, units[i]);
+            tt_wait_all(tutti_group_world(group));
+            tt_fully_sharded_free(sharded, units[i]);
+        }
+        tt_named_list shards = tt_module_parameters(units[i]);
+        for (size_t k = 0; k < shards.count; k++) {
+            int64_t part = tt_numel(shards.at[k]);
+            tt_tensor *whole = tt_empty(tt_shape(part * tutti_group_size(group)), TUTTI_F32, NULL);
+            tt_reduce_scatter_out(tt_empty(tt_shape(part), TUTTI_F32, NULL), whole, TUTTI_AVG, group);
+        }
+        tt_wait_all(tutti_group_world(group));
+        if (tt_scope_close(&scope) != TUTTI_OK)
+            return;
+    }
+}
+
+static double alone(const settings *set, int64_t elements, tt_fully_sharded *sharded, tt_module *const *units,
+                    tutti_group *group) {
+    double times[ROUNDS] = { 0 };
+    int64_t block = (int64_t)((set->bucket > 0 ? set->bucket : 25) * (1 << 18));
+    tt_tensor *values =
+        sharded == NULL ? tt_symm_empty(tutti_group_world(group), tt_shape(elements), TUTTI_F32, NULL) : NULL;
+    for (int round = -WARM; round < ROUNDS && tt_error_pending() == TUTTI_OK; round++) {
+        meet(group);
         double begin = now();
-        for (int64_t at = 0; at < elements; at += block)
-            tt_all_reduce_(tt_narrow(values, 0, at, elements - at < block ? elements - at : block), TUTTI_AVG, group);
-        tt_wait(values);
+        if (sharded != NULL)
+            gather_all(sharded, set->layers, units, group);
+        else
+            reduce_all(values, block, group);
         if (round >= 0)
             times[round] = now() - begin;
     }
-    return median(times, 9);
+    return median(times, ROUNDS);
 }
 
-static void reduce_nothing(void *user, const tt_bucket *bucket) {
-    (void)user, (void)bucket;
+/* ---- steps ---- */
+
+/* What a rank trains. */
+typedef struct training {
+    tt_module *modules[MOST_LAYERS + 3], *model;
+    tt_data_parallel *parallel;
+    tt_fully_sharded *sharded;
+    tt_optimizer *optimizer;
+    bool silent; /* buckets are not reduced */
+} training;
+
+static void reduce_or_not(void *user, const tt_bucket *bucket) {
+    const training *one = user;
+    if (!one->silent)
+        tt_bucket_average(NULL, bucket);
+}
+
+static void make(training *one, const settings *set, tutti_group *group) {
+    int layers = set->layers;
+    bool is_local = strcmp(set->mode, "local") == 0;
+    one->modules[0] = tt_embedding_module(LETTERS, set->width, TUTTI_F32);
+    for (int i = 0; i < layers; i++)
+        one->modules[1 + i] = block_of(set);
+    one->modules[layers + 1] = tt_rms_norm_module(set->width, 1e-5, TUTTI_F32);
+    one->modules[layers + 2] = tt_linear_module(set->width, LETTERS, false, TUTTI_F32);
+    one->model = tt_sequential_module((size_t)layers + 3, one->modules);
+    tt_data_parallel_options options = {
+        .size = sizeof options, .reduce = reduce_or_not, .user = one, .bucket_bytes = (int64_t)(set->bucket * (1 << 20))
+    };
+    if (is_local || strcmp(set->mode, "data") == 0)
+        one->parallel = tt_data_parallel_new(one->model, group, &options);
+    if (is_local)
+        tt_data_parallel_sync(one->parallel, false);
+    if (strcmp(set->mode, "sharded") == 0)
+        one->sharded = tt_fully_shard(one->model, (size_t)layers, one->modules + 1, group, NULL);
+    one->optimizer = tt_adamw_optimizer(one->model, NULL);
+}
+
+static void end(training *one) {
+    tt_data_parallel_release(one->parallel);
+    tt_fully_sharded_release(one->sharded);
+    tt_optimizer_release(one->optimizer);
+    tt_module_release(one->model);
+}
+
+/* Returns the seconds it took. */
+static double step(training *one, const settings *set) {
+    int64_t rows = (int64_t)set->batch * set->length;
+    tt_tensor *inputs = tt_randint(0, LETTERS, tt_shape(set->batch, set->length), TUTTI_I64, NULL);
+    tt_tensor *targets = tt_randint(0, LETTERS, tt_shape(rows), TUTTI_I64, NULL);
+    double begin = now();
+    tt_tensor *logits = tt_reshape(tt_module_call(one->model, inputs), tt_shape(rows, LETTERS));
+    tt_backward(tt_cross_entropy(logits, targets, -100), NULL);
+    tt_optimizer_step(one->optimizer);
+    tt_optimizer_zero_grad(one->optimizer);
+    return now() - begin;
+}
+
+static void print(const settings *set, const training *one, int64_t elements, const double *figures) {
+    tt_fully_sharded_counts counts = TT_FULLY_SHARDED_COUNTS_INIT;
+    if (one->sharded != NULL)
+        tt_fully_sharded_count(one->sharded, &counts);
+    printf("{\"mode\": \"%s\", \"parameters\": %lld, \"gathered\": %lld, \"step\": %.6f, \"silent\": %.6f, "
+           "\"waited\": %.6f, \"alone\": %.6f, \"peak\": %.0f, \"taken\": %.0f}\n",
+           set->mode, (long long)elements, (long long)counts.most_gathered_bytes, figures[0], figures[1], figures[2],
+           figures[3], figures[4], figures[5]);
 }
 
 static tutti_status rank_main(tutti_world *world, void *argument) {
     const settings *set = argument;
     tutti_group *group = tutti_world_group(world);
-    int rank = tutti_world_rank(world), ranks = tutti_world_size(world);
-    double *times = calloc((size_t)set->steps, sizeof *times);
+    int rank = tutti_world_rank(world);
+    double *times = calloc(3 * (size_t)set->steps, sizeof *times), *silent = times + set->steps;
+    double *waited = silent + set->steps;
     sampler memory = { .most = 0 };
+    training one = { .model = NULL };
     long before = bytes_now();
-    tt_module *modules[LAYERS + 3];
     tt_scope scope = tt_scope_open();
     tt_seed(1, (uint32_t)rank);
-    modules[0] = tt_embedding_module(LETTERS, WIDTH, TUTTI_F32);
-    for (int i = 0; i < LAYERS; i++)
-        modules[1 + i] = block_of();
-    modules[LAYERS + 1] = tt_rms_norm_module(WIDTH, 1e-5, TUTTI_F32);
-    modules[LAYERS + 2] = tt_linear_module(WIDTH, LETTERS, false, TUTTI_F32);
-    tt_module *model = tt_sequential_module(LAYERS + 3, modules);
-    int64_t elements = elements_of(model);
-    bool is_filled = strcmp(set->mode, "filled") == 0;
-    bool is_data = is_filled || strcmp(set->mode, "data") == 0 || strcmp(set->mode, "local") == 0;
-    tt_data_parallel_options options = { .size = sizeof options,
-                                         .reduce = is_filled ? reduce_nothing : NULL,
-                                         .bucket_bytes = (int64_t)(set->bucket_mib * (1 << 20)) };
-    tt_data_parallel *parallel = is_data ? tt_data_parallel_new(model, group, &options) : NULL;
-    tt_fully_sharded *sharded =
-        strcmp(set->mode, "sharded") == 0 ? tt_fully_shard(model, LAYERS, modules + 1, group, NULL) : NULL;
-    if (strcmp(set->mode, "local") == 0)
-        tt_data_parallel_sync(parallel, false);
-    tt_optimizer *optimizer = tt_adamw_optimizer(model, NULL);
-    for (int step = -WARM; step < set->steps + MEASURED && tt_error_pending() == TUTTI_OK; step++) {
-        tt_scope inner = tt_scope_open();
-        if (step == set->steps)
+    make(&one, set, group);
+    int64_t elements = one.sharded == NULL ? elements_of(one.model) : 0; /* behind the cut there are shards */
+    int kinds = strcmp(set->mode, "data") == 0 ? 2 : 1;
+    for (int i = -WARM; i < set->steps + MEASURED && tt_error_pending() == TUTTI_OK; i++) {
+        if (i == set->steps)
             sampler_begin(&memory);
-        tt_tensor *inputs = tt_randint(0, LETTERS, tt_shape(BATCH, LENGTH), TUTTI_I64, NULL);
-        tt_tensor *targets = tt_randint(0, LETTERS, tt_shape(BATCH * LENGTH), TUTTI_I64, NULL);
-        double begin = now();
-        tt_tensor *logits = tt_reshape(tt_module_call(model, inputs), tt_shape(BATCH * LENGTH, LETTERS));
-        tt_backward(tt_cross_entropy(logits, targets, -100), NULL);
-        tt_optimizer_step(optimizer);
-        tt_optimizer_zero_grad(optimizer);
-        if (step >= 0 && step < set->steps)
-            times[step] = now() - begin;
-        if (tt_scope_close(&inner) != TUTTI_OK)
-            break;
+        for (int k = 0; k < kinds; k++) {
+            tt_scope inner = tt_scope_open();
+            one.silent = k == 1;
+            meet(group);
+            int64_t start = tt_waited_ns(world);
+            double seconds = step(&one, set);
+            if (i >= 0 && i < set->steps)
+                (k == 1 ? silent : times)[i] = seconds;
+            if (k == 0 && i >= 0 && i < set->steps)
+                waited[i] = 1e-9 * (double)(tt_waited_ns(world) - start);
+            if (tt_scope_close(&inner) != TUTTI_OK)
+                return tt_scope_close(&scope);
+        }
     }
-    double slowest = largest(median(times, set->steps), group), peak = largest((double)peak_bytes(), group);
-    double taken = largest((double)(sampler_end(&memory) - before), group);
-    tt_fully_sharded_counts counts = TT_FULLY_SHARDED_COUNTS_INIT;
-    if (sharded != NULL)
-        tt_fully_sharded_count(sharded, &counts);
-    double alone = reduce_alone(elements, group);
+    double figures[] = { median(times, set->steps),  median(silent, set->steps),
+                         median(waited, set->steps), 0,
+                         (double)peak_bytes(),       (double)(sampler_end(&memory) - before) };
+    figures[3] = alone(set, elements, one.sharded, one.modules + 1, group);
+    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
+        figures[i] = largest(figures[i], group);
     if (tt_error_pending() == TUTTI_OK && rank == 0)
-        printf("{\"mode\": \"%s\", \"ranks\": %d, \"step\": %.6f, \"reduce\": %.6f, \"peak\": %.0f, \"taken\": %.0f, "
-               "\"parameters\": %lld, \"gathered\": %lld}\n",
-               set->mode, ranks, slowest, alone, peak, taken, (long long)elements,
-               (long long)counts.most_gathered_bytes);
-    tt_data_parallel_release(parallel);
-    tt_fully_sharded_release(sharded);
-    tt_optimizer_release(optimizer);
-    tt_module_release(model);
+        print(set, &one, elements, figures);
+    end(&one);
     free(times);
     return tt_scope_close(&scope);
 }
 
+/* "width=1024" */
+static bool take(settings *set, const char *argument) {
+    const struct {
+        const char *name;
+        int *value;
+    } names[] = { { "width", &set->width },
+                  { "heads", &set->heads },
+                  { "layers", &set->layers },
+                  { "length", &set->length },
+                  { "batch", &set->batch } };
+    const char *value = strchr(argument, '=');
+    if (value == NULL || atof(value + 1) <= 0)
+        return false;
+    if (strncmp(argument, "bucket=", 7) == 0) {
+        set->bucket = atof(value + 1);
+        return true;
+    }
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strncmp(argument, names[i].name, (size_t)(value - argument)) == 0) {
+            *names[i].value = atoi(value + 1);
+            return true;
+        }
+    return false;
+}
+
 int main(int argc, char **argv) {
-    if (argc != 4 && argc != 5) {
-        fprintf(stderr, "usage: parallel single|local|filled|data|sharded RANKS STEPS [MIB]\n");
+    settings set = { .mode = argc > 1 ? argv[1] : "",
+                     .steps = argc > 3 ? atoi(argv[3]) : 0,
+                     .width = 256,
+                     .heads = 4,
+                     .layers = 6,
+                     .length = 128,
+                     .batch = 4 };
+    bool good = set.steps > 0;
+    for (int i = 4; i < argc; i++)
+        good = take(&set, argv[i]) && good;
+    if (!good || set.layers > MOST_LAYERS) {
+        fprintf(stderr, "usage: parallel single|local|data|sharded RANKS STEPS [NAME=NUMBER…] (bucket, width, heads, "
+                        "layers, length, batch)\n");
         return 2;
     }
-    settings set = { argv[1], atoi(argv[3]), argc == 5 ? atof(argv[4]) : 0 };
     return tutti_main(atoi(argv[2]), rank_main, &set);
 }

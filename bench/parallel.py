@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training steps of a small GPT on several ranks, Tutti's and PyTorch's on gloo, in turns.
 
-    bench/parallel.py [--build build/release] [--ranks 2] [--steps 10] [--rounds 3] [--python PYTHON_WITH_TORCH]
+    bench/parallel.py [--build build/release] [--ranks 2] [--steps 10] [--rounds 3] [--python PYTHON_WITH_TORCH] [NAME=NUMBER…]
 
 Prints the median step of the slowest rank for one rank, data parallel (DDP) and fully sharded (FSDP2), the ratios, how much of the communication is hidden, and
-the peak memory of a rank. Each rank has one thread. Without PyTorch its columns are left out.
+the peak memory of a rank. Each rank has one thread. Without PyTorch its columns are left out. Names are those of bench/parallel.c: width=1024 layers=4 length=32
+batch=1 makes a model that has much to communicate for what it computes.
 """
 import argparse
 import json
@@ -16,17 +17,19 @@ import subprocess
 import sys
 import time
 
-WIDTH, HEADS, LAYERS, LENGTH, BATCH, LETTERS, WARM = 256, 4, 6, 128, 4, 256, 3
+LETTERS, WARM = 256, 4
+MODEL = {"width": 256, "heads": 4, "layers": 6, "length": 128, "batch": 4}
 
 
-# ---- PyTorch's side, run once per measurement with the arguments MODE RANKS STEPS ----
+# ---- PyTorch's side, run once per measurement with the arguments MODE RANKS STEPS [NAME=NUMBER…] ----
 
-def torch_rank(rank, ranks, mode, steps, port):
+def torch_rank(rank, ranks, mode, steps, port, model):
     import resource
     import torch
     import torch.distributed as dist
     from torch import nn
     from torch.nn import functional as F
+    WIDTH, HEADS, LAYERS, LENGTH, BATCH = (model[name] for name in ("width", "heads", "layers", "length", "batch"))
     torch.set_num_threads(1)
     torch.manual_seed(1 + rank)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -74,13 +77,14 @@ def torch_rank(rank, ranks, mode, steps, port):
     dist.destroy_process_group()
 
 
-def torch_side(mode, ranks, steps):
+def torch_side(mode, ranks, steps, *changes):
+    model = {**MODEL, **{name: int(float(number)) for name, number in (change.split("=") for change in changes)}}
     import socket
     import torch.multiprocessing as processes
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    processes.start_processes(torch_rank, args=(ranks, mode, steps, port), nprocs=ranks, start_method="fork")
+    processes.start_processes(torch_rank, args=(int(ranks), mode, int(steps), port, model), nprocs=int(ranks), start_method="fork")
 
 
 # ---- measuring ----
@@ -101,16 +105,17 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("model", nargs="*", metavar="NAME=NUMBER")
     options = parser.parse_args()
     program = pathlib.Path(options.build) / "bench/parallel"
     has_torch = subprocess.run([options.python, "-c", "import torch"], capture_output=True).returncode == 0
-    modes = [("single", 1), ("local", options.ranks), ("filled", options.ranks), ("data", options.ranks), ("sharded", options.ranks)]
+    modes = [("single", 1), ("local", options.ranks), ("data", options.ranks), ("sharded", options.ranks)]
     ours, theirs = {}, {}
     for _ in range(options.rounds):
         for mode, ranks in modes:
-            ours.setdefault(mode, []).append(measure([program, mode, str(ranks), str(options.steps)]))
-            if has_torch and mode not in ("local", "filled"):
-                theirs.setdefault(mode, []).append(measure([options.python, __file__, "--torch", mode, str(ranks), str(options.steps)]))
+            ours.setdefault(mode, []).append(measure([program, mode, str(ranks), str(options.steps), *options.model]))
+            if has_torch and mode != "local":
+                theirs.setdefault(mode, []).append(measure([options.python, __file__, "--torch", mode, str(ranks), str(options.steps), *options.model]))
 
     def median(rows, key):
         return statistics.median(row[key] for row in rows)
@@ -128,19 +133,21 @@ def main():
         print(line)
     # Of one rank: activations, and 16 bytes per parameter (it, its gradient, two of AdamW). Sharded: of those 16 a part, and what is whole at a time, with
     # the gradients of one unit.
-    parameters, gathered = ours["sharded"][0]["parameters"], ours["sharded"][0]["gathered"]
+    parameters, gathered = ours["single"][0]["parameters"], ours["sharded"][0]["gathered"]
     taken, alone = median(ours["sharded"], "taken"), median(ours["single"], "taken")
     formula = alone - 16 * parameters * (1 - 1 / options.ranks) + 1.5 * gathered
     print(f"memory that steps take: one rank {alone / 2**20:.0f} MiB, sharded {taken / 2**20:.0f} MiB, by the formula {formula / 2**20:.0f} MiB: {taken / formula:.2f}")
-    alone, shown = median(ours["data"], "reduce"), median(ours["data"], "step") - median(ours["filled"], "step")
-    print(f"reductions of a step alone {1e3 * alone:.1f} ms, of which {max(0, min(1, 1 - shown / alone)):.2f} are hidden in a data parallel step "
-          f"({1e3 * shown:.1f} ms more than where buckets are filled and not reduced)")
+    alone, shown = median(ours["data"], "alone"), statistics.median(row["step"] - row["silent"] for row in ours["data"])
+    print(f"communication of a data parallel step alone {1e3 * alone:.1f} ms, the step {1e3 * shown:.1f} ms longer than one that fills its buckets and reduces none: "
+          f"{1 - shown / alone:.2f} hidden ({1e3 * median(ours['data'], 'waited'):.1f} ms waited)")
+    alone, waited = median(ours["sharded"], "alone"), median(ours["sharded"], "waited")
+    print(f"communication of a sharded step alone {1e3 * alone:.1f} ms, {1e3 * waited:.1f} ms of the step waited for: {1 - waited / alone:.2f} hidden")
     print(f"scaling from 1 to {options.ranks} ranks: {median(ours['single'], 'step') / median(ours['data'], 'step'):.2f} (data), "
           f"{median(ours['single'], 'step') / median(ours['sharded'], 'step'):.2f} (sharded)")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5 and sys.argv[1] == "--torch":
-        torch_side(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    if len(sys.argv) > 4 and sys.argv[1] == "--torch":
+        torch_side(*(argument for argument in sys.argv[2:] if not argument.startswith("bucket=")))
     else:
         main()

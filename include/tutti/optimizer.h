@@ -36,6 +36,18 @@ extern "C" {
  * none. Nothing waits for the numbers: a norm that is not finite makes gradients that are not, and the caller sees it
  * in the result. */
 TUTTI_API tt_tensor *tt_clip_grad_norm(tt_tensor_list parameters, double limit, tutti_group *group);
+
+typedef struct tt_clip_options {
+    size_t size;
+    double p;    /* of the norm, above 0; 0: 2. INFINITY: the largest absolute value */
+    bool finite; /* the norm is read, and one that is not finite is TUTTI_ERROR_STATE: gradients stay as they are */
+} tt_clip_options;
+#define TT_CLIP_OPTIONS_INIT TUTTI_DEFAULTS(tt_clip_options)
+/* TT_CLIP_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_clip_options_init(tt_clip_options *options, size_t size);
+/* tt_clip_grad_norm by other norms: the p-th root of the sum of all elements' p-th powers. options may be NULL. */
+TUTTI_API tt_tensor *tt_clip_grad_norm_by(tt_tensor_list parameters, double limit, tutti_group *group,
+                                          const tt_clip_options *options);
 /* Brings every element of every gradient into [-limit, limit]. Parameters without a gradient are skipped. */
 TUTTI_API bool tt_clip_grad_value(tt_tensor_list parameters, double limit);
 

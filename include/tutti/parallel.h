@@ -292,6 +292,9 @@ TUTTI_API tt_tensor *tt_vocabulary_cross_entropy(tt_tensor *logits, tt_tensor *t
  * are parts over their group, and what every rank of it has counts once; `shards` is the group over which the module is
  * fully sharded besides, or NULL. A collective of all these groups. Layers must be cut over one group. */
 TUTTI_API tt_tensor *tt_module_clip_grad_norm(tt_module *module, double limit, tutti_group *shards);
+/* The same by other norms; options may be NULL. */
+TUTTI_API tt_tensor *tt_module_clip_grad_norm_by(tt_module *module, double limit, tutti_group *shards,
+                                                 const tt_clip_options *options);
 /* From now on gradients of the module's parameters are summed over the group: for parameters that every rank has, and
  * that see a part of the sequence on each. */
 TUTTI_API bool tt_sum_gradients(tt_module *module, tutti_group *group);

@@ -38,10 +38,17 @@ struct tt_optimizer {
 /* Whether a call on it can go on; else the pending error is set. */
 bool tu_optimizer_usable(const char *who, const tt_optimizer *optimizer);
 
-/* For clipping (clip.c): the sum of the squares of all gradients there are, a 0-dim f64; and their scaling by the norm
- * of all, where that is above the limit. */
-tt_tensor *tu_grad_squares(tt_tensor_list parameters);
+/* For clipping (clip.c). What the norm of all gradients there are is made of, a 0-dim f64: the sum of their p-th
+ * powers, or the largest absolute value; of several lists, and of several ranks. */
+tt_tensor *tu_grad_powers(tt_tensor_list parameters, double p);
+tt_tensor *tu_powers_of_both(tt_tensor *left, tt_tensor *right, double p);
+tt_tensor *tu_powers_of_all(tt_tensor *powers, double p, tutti_group *group);
+/* The norm; NULL with the error pending where it must be finite and is not. */
+tt_tensor *tu_norm_of(tt_tensor *powers, const tt_clip_options *options);
+/* Scales gradients by the norm of all, where that is above the limit. */
 void tu_grad_scale(tt_tensor_list parameters, tt_tensor *norm, double limit);
+/* Puts the default where there is none, and refuses what cannot work. */
+void tu_settle_clip(const char *who, double limit, const tt_clip_options *options, tt_clip_options *full);
 
 /* A tensor of one f64 that goes with tensors of any device. */
 tt_tensor *tu_step_number(double value);

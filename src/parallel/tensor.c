@@ -314,26 +314,32 @@ static void sort_parameters(sorted *all, const tt_module *module) {
         sort_parameters(all, module->children[i].module);
 }
 
-static tt_tensor *clip_sorted(const sorted *all, double limit, tutti_group *shards) {
+static tt_tensor *clip_sorted(const sorted *all, double limit, tutti_group *shards, const tt_clip_options *options) {
     tt_tensor_list parts = tt_tensors_of(all->part_count, all->parts);
     tt_tensor_list wholes = tt_tensors_of(all->whole_count, all->wholes);
-    tt_tensor *squares = NULL;
+    tt_tensor *powers = NULL;
+    double p = options->p;
     if (all->group != NULL) /* also with an error pending, which the other ranks must hear of */
-        squares = tt_all_reduce(tu_grad_squares(parts), TUTTI_SUM, all->group);
-    if (all->whole_count > 0 || all->group == NULL)
-        squares = squares != NULL ? tt_add(squares, tu_grad_squares(wholes)) : tu_grad_squares(wholes);
+        powers = tu_powers_of_all(tu_grad_powers(parts, p), p, all->group);
+    if (all->whole_count > 0 || all->group == NULL) {
+        tt_tensor *others = tu_grad_powers(wholes, p);
+        powers = powers != NULL ? tu_powers_of_both(powers, others, p) : others;
+    }
     if (shards != NULL)
-        squares = tt_all_reduce(squares, TUTTI_SUM, shards);
-    tt_tensor *norm = tt_sqrt(squares);
+        powers = tu_powers_of_all(powers, p, shards);
+    tt_tensor *norm = tu_norm_of(powers, options);
     tu_grad_scale(parts, norm, limit);
     tu_grad_scale(wholes, norm, limit);
     return norm;
 }
 
-tt_tensor *tt_module_clip_grad_norm(tt_module *module, double limit, tutti_group *shards) {
+tt_tensor *tt_module_clip_grad_norm_by(tt_module *module, double limit, tutti_group *shards,
+                                       const tt_clip_options *options) {
     static const char who[] = "module_clip_grad_norm";
-    if (tu_self()->pending == TUTTI_OK && (module == NULL || !(limit > 0)))
-        tu_fail(TUTTI_ERROR_ARGUMENT, module == NULL ? "%s: module is NULL" : "%s: limit must be above 0", who);
+    tt_clip_options full;
+    if (tu_self()->pending == TUTTI_OK && module == NULL)
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s: module is NULL", who);
+    tu_settle_clip(who, limit, options, &full);
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
     size_t most = tt_module_parameters(module).count + 1;
@@ -343,12 +349,16 @@ tt_tensor *tt_module_clip_grad_norm(tt_module *module, double limit, tutti_group
         sort_parameters(&all, module);
     if (all.several)
         tu_fail(TUTTI_ERROR_UNSUPPORTED, "%s: the module has layers that are cut over other groups", who);
-    tt_tensor *norm = clip_sorted(&all, limit, shards);
+    tt_tensor *norm = clip_sorted(&all, limit, shards, &full);
     tu_map_free(&all.seen);
     tt_scope_return(norm);
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
     return tu_self()->pending == TUTTI_OK ? norm : NULL;
+}
+
+tt_tensor *tt_module_clip_grad_norm(tt_module *module, double limit, tutti_group *shards) {
+    return tt_module_clip_grad_norm_by(module, limit, shards, NULL);
 }
 
 /* ---- parameters that every rank has ---- */

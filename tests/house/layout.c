@@ -191,6 +191,9 @@ TEST(structs_of_ops_h_stay_as_they_are) {
     AT(tt_parameter_group, size, 0);
     AT(tt_parameter_group, learning_rate, 8);
     AT(tt_parameter_group, weight_decay, 16);
+    AT(tt_clip_options, size, 0);
+    AT(tt_clip_options, p, 8);
+    AT(tt_clip_options, finite, 16);
     AT(tt_schedule, size, 0);
     AT(tt_schedule, kind, 8);
     AT(tt_schedule, warm_up, 16);

@@ -263,8 +263,14 @@ TEST_WORLD_THREADS(clipping_counts_what_every_rank_has_once, 2) {
     tt_tensor *norm = tt_module_clip_grad_norm(net, 1, NULL);
     CHECK(close_to(norm, tt_full(tt_shape(), sqrt(16 * 9 + 4 * 4), TUTTI_F64, NULL)) && sequence == false);
     CHECK(close_to(tt_grad(tt_module_parameter(row, "bias")), tt_full(tt_shape(4), 2 / sqrt(160), TUTTI_F32, NULL)));
+    tt_clip_options options = { sizeof options, .p = INFINITY };
+    tt_set_grad(tt_module_parameter(row, "weight"), tt_full(tt_shape(4, 2), 3 + rank, TUTTI_F32, NULL));
+    CHECK_EQ(tt_item(tt_module_clip_grad_norm_by(net, 10, NULL, &options)), 4); /* rank 1's */
+    options.p = 1;
+    tt_set_grad(tt_module_parameter(row, "bias"), tt_full(tt_shape(4), -2, TUTTI_F32, NULL));
+    CHECK_EQ(tt_item(tt_module_clip_grad_norm_by(net, 1e9, NULL, &options)), 8 * 3 + 8 * 4 + 4 * 2);
     CHECK(tt_module_clip_grad_norm(net, 0, NULL) == NULL);
-    expect_error(TUTTI_ERROR_ARGUMENT, "limit must be above 0");
+    expect_error(TUTTI_ERROR_ARGUMENT, "limit is 0 and must be above 0");
     CHECK(tt_module_clip_grad_norm(NULL, 1, NULL) == NULL);
     expect_error(TUTTI_ERROR_ARGUMENT, "module is NULL");
     tt_module_release(net);

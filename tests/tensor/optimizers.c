@@ -373,6 +373,42 @@ TEST(clipping_by_norm_scales_all_gradients_alike) {
     done(&scope);
 }
 
+TEST(clipping_by_other_norms_scales_to_the_limit_of_that_norm) {
+    static const double norms[] = { 1, 3, 0.5, INFINITY };
+    tt_scope scope = tt_scope_open();
+    for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
+        double p = norms[i], expected = isinf(p) ? 4 : pow(pow(3, p) + pow(4, p) + pow(2, p), 1 / p);
+        tt_clip_options options = { sizeof options, .p = p };
+        tt_tensor *a = leaf_with_grad(tt_from((double[]){ 3, 0 }, tt_shape(2), TUTTI_F64, NULL));
+        tt_tensor *b = leaf_with_grad(tt_full(tt_shape(1, 1), -4, TUTTI_F16, NULL));
+        tt_tensor *c = leaf_with_grad(tt_from((float[]){ 2, 0 }, tt_shape(2), TUTTI_F32, NULL));
+        tt_tensor *nothing = leaf_with_grad(tt_zeros(tt_shape(0), TUTTI_F32, NULL));
+        tt_tensor_list all = tt_tensors(a, nothing, b, c);
+        CHECK(near(tt_item(tt_clip_grad_norm_by(all, 100, NULL, &options)), expected));
+        CHECK(near(tt_item(tt_clip_grad_norm_by(all, 2, NULL, &options)), expected));
+        CHECK(fabs(tt_item(tt_select(tt_grad(a), 0, 0)) - 6 / expected) < 1e-5);
+        CHECK(fabs(tt_item(tt_clip_grad_norm_by(all, 2, NULL, &options)) - 2) < 1e-2); /* -4 is an f16 */
+    }
+    done(&scope);
+}
+
+TEST(a_norm_that_must_be_finite_and_is_not_leaves_the_gradients) {
+    tt_scope scope = tt_scope_open();
+    tt_clip_options options = { sizeof options, .finite = true };
+    tt_tensor *a = leaf_with_grad(tt_full(tt_shape(1), 3, TUTTI_F32, NULL));
+    tt_tensor *b = leaf_with_grad(tt_full(tt_shape(1), NAN, TUTTI_F32, NULL));
+    CHECK(near(tt_item(tt_clip_grad_norm_by(tt_tensors(a), 4, NULL, &options)), 3));
+    for (int i = 0; i < 2; i++, options.p = INFINITY) {
+        CHECK(tt_clip_grad_norm_by(tt_tensors(a, b), 1, NULL, &options) == NULL);
+        expect_error(TUTTI_ERROR_STATE, "the norm of all gradients is");
+        CHECK(tt_item(tt_grad(a)) == 3);
+    }
+    options.p = -1;
+    CHECK(tt_clip_grad_norm_by(tt_tensors(a), 1, NULL, &options) == NULL);
+    expect_error(TUTTI_ERROR_ARGUMENT, "tt_clip_options.p is -1");
+    done(&scope);
+}
+
 TEST(clipping_by_value_bounds_every_element) {
     tt_scope scope = tt_scope_open();
     tt_tensor *a = leaf_with_grad(tt_from((float[]){ -3, 0.5, 3 }, tt_shape(3), TUTTI_F32, NULL));
@@ -415,6 +451,11 @@ TEST_WORLD(clipping_over_a_group_takes_the_norm_of_all_shards, 2) {
     if (rank == 1)
         tt_set_grad(shard, NULL);
     CHECK(fabs(tt_item(tt_clip_grad_norm(tt_tensors(shard), 1, group)) - 0.6) < 1e-6);
+    shard = leaf_with_grad(tt_full(tt_shape(2), rank == 0 ? -3 : 4, TUTTI_F64, NULL));
+    tt_clip_options options = { sizeof options, .p = INFINITY };
+    CHECK_EQ(tt_item(tt_clip_grad_norm_by(tt_tensors(shard), 9, group, &options)), 4);
+    options.p = 1;
+    CHECK(near(tt_item(tt_clip_grad_norm_by(tt_tensors(shard), 9, group, &options)), 14));
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(group, NULL));
 }

@@ -70,6 +70,7 @@ TEST(structs_of_libtutti_tensor_are_made_alike_in_every_way) {
     AGREES(tt_sgd, TT_SGD_INIT);
     AGREES(tt_adamw, TT_ADAMW_INIT);
     AGREES(tt_parameter_group, TT_PARAMETER_GROUP_INIT);
+    AGREES(tt_clip_options, TT_CLIP_OPTIONS_INIT);
     AGREES(tt_schedule, TT_SCHEDULE_INIT);
     AGREES(tt_tokens_options, TT_TOKENS_OPTIONS_INIT);
     AGREES(tt_progress_options, TT_PROGRESS_OPTIONS_INIT);
@@ -185,6 +186,7 @@ TEST_WORLD_THREADS(a_struct_without_its_size_is_refused_by_compilers_and_paralle
     REFUSES(tt_backward_cache_options, tt_backward_cache_new(&zeros, &cache));
     REFUSES(tt_data_parallel_options, tt_data_parallel_new(module, group, &zeros));
     REFUSES(tt_fully_sharded_options, tt_fully_shard(module, 0, NULL, group, &zeros));
+    REFUSES(tt_clip_options, tt_module_clip_grad_norm_by(module, 1, NULL, &zeros));
     REFUSES(tt_tensor_parallel_options, tt_column_linear_module(2, 2, true, &zeros));
     REFUSES(tt_fused_scaled_options,
             tt_fused_all_gather_scaled_matmul(x, tt_tensors(x), x, tt_tensors(x), 0, group, &zeros, NULL));
