@@ -95,8 +95,9 @@ static bool has_form(const bench *of, int form) {
 }
 
 static tt_tensor *product(const bench *of, tt_tensor *left) {
-    return of->dtype == TUTTI_F8_E4M3 ? tt_scaled_matmul(left, of->right, of->one, of->one, NULL, NULL, TUTTI_BF16)
-                                      : tt_matmul(left, of->right);
+    return of->dtype == TUTTI_F8_E4M3
+               ? tt_scaled_matmul(left, of->right, of->one, of->one, NULL, NULL, TUTTI_BF16, false)
+               : tt_matmul(left, of->right);
 }
 
 static tt_tensor *gathered(const bench *of, tt_tensor *shard) {
@@ -116,7 +117,7 @@ static tt_tensor *gathered(const bench *of, tt_tensor *shard) {
 static tt_tensor *scattered(const bench *of) {
     return of->dtype == TUTTI_F8_E4M3
                ? tt_fused_scaled_matmul_reduce_scatter(of->whole, of->right, of->one, of->one, TUTTI_SUM, 0, 0,
-                                                       tt_shape(of->rows, of->columns), NULL, NULL, TUTTI_BF16,
+                                                       tt_shape(of->rows, of->columns), NULL, NULL, TUTTI_BF16, false,
                                                        of->group)
                : tt_fused_matmul_reduce_scatter(of->whole, of->right, TUTTI_SUM, 0, of->group);
 }

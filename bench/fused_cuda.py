@@ -23,7 +23,8 @@ here = os.path.dirname(os.path.abspath(__file__))
 parser = argparse.ArgumentParser()
 parser.add_argument("--libraries", default=os.path.join(here, "..", "build", "release", "src"))
 parser.add_argument("--shapes", default="4096x4096x4096,8192x8192x4096,16384x4096x4096", help="MxNxK,…")
-parser.add_argument("--kinds", default="gather,scatter,scaled,scaled-rows")
+parser.add_argument("--kinds", default="gather,scatter,scaled,scaled-rows,scaled-fast,scaled-rows-fast",
+                    help="…-fast: with use_fast_accum on both sides")
 parser.add_argument("--rounds", type=int, default=7)
 parser.add_argument("--calls", type=int, default=0, help="of one measurement; 0: by size")
 parser.add_argument("--no-torch", action="store_true", help="leave PyTorch's fused operators out")
@@ -63,7 +64,7 @@ class Call(ctypes.Structure):
 
 class ScaledOptions(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("biases", List), ("result_scales", List), ("out_dtypes", ctypes.POINTER(ctypes.c_int)),
-                ("out_dtype_count", ctypes.c_size_t), ("fast", ctypes.c_void_p), ("fast_count", ctypes.c_size_t)]
+                ("out_dtype_count", ctypes.c_size_t), ("fast", ctypes.POINTER(ctypes.c_bool)), ("fast_count", ctypes.c_size_t)]
 
 
 for library, name, result in ((tutti, "tutti_world_group", ctypes.c_void_p), (tutti, "tutti_memory_data", ctypes.c_void_p),
@@ -174,20 +175,21 @@ def candidates(kind, m, n, k):
         left, right = there(a), there(b)
         table["tutti"] = lambda: ours(tensor.tt_fused_matmul_reduce_scatter, left, right, SUM, 0, group)
     else:
-        by_rows = kind == "scaled-rows"
+        by_rows, fast = "rows" in kind, kind.endswith("-fast")
         shards = [(drawn(r, m // size, k) * 8).to(torch.float8_e4m3fn) for r in range(size)]
         b = (drawn(100 + rank, n // size, k) * 8).to(torch.float8_e4m3fn).t()
         scales = [drawn(200 + r, m // size, 1).abs() + 0.5 if by_rows else torch.full((1,), 0.25, device="cuda") for r in range(size)]
         of_b = drawn(300, 1, n // size).abs() + 0.5 if by_rows else torch.full((1,), 0.5, device="cuda")
         whole, own, of_a = torch.cat(shards), shards[rank].clone(), torch.cat(scales) if by_rows else scales[0]
         shape, expected = (m, n // size), (whole.float() @ b.float()) * of_a * of_b
-        table["matmul"] = lambda: torch._scaled_mm(whole, b, of_a, of_b, out_dtype=torch.bfloat16)
+        table["matmul"] = lambda: torch._scaled_mm(whole, b, of_a, of_b, out_dtype=torch.bfloat16, use_fast_accum=fast)
         table["torch"] = lambda: torch.ops.symm_mem.fused_all_gather_scaled_matmul(
-            own, [b], scales[rank], [of_b], 0, group_name, [None], [None], [torch.bfloat16], [False])[1][0]
+            own, [b], scales[rank], [of_b], 0, group_name, [None], [None], [torch.bfloat16], [fast])[1][0]
         right, right_scale = one(there(b)), one(there(of_b))
         dtypes = (ctypes.c_int * 1)(BF16)
-        options = ScaledOptions(ctypes.sizeof(ScaledOptions), List(), List(), dtypes, 1, None, 0)
-        kept.append((dtypes, options))
+        flags = (ctypes.c_bool * 1)(fast)
+        options = ScaledOptions(ctypes.sizeof(ScaledOptions), List(), List(), dtypes, 1, flags, 1)
+        kept.append((dtypes, flags, options))
         for name, source in (("tutti", own), ("tutti symmetric", symmetric(own))):
             table[name] = lambda a=there(source), s=there(scales[rank]): ours(
                 tensor.tt_fused_all_gather_scaled_matmul, a, right, s, right_scale, 0, group, ctypes.byref(options), None)
@@ -272,7 +274,7 @@ for kind in arguments.kinds.split(","):
         rows.append(row)
         if rank == 0:
             base = row["matmul"]
-            print(f"{size} ranks {kind:11} {text:17} matmul {base:7.1f} us  " +
+            print(f"{size} ranks {kind:16} {text:17} matmul {base:7.1f} us  " +
                   "  ".join(f"{name} {row[name]:.1f} ({row[name] / base:.2f})" for name in times if name != "matmul") +
                   f"  errors {max(errors.values()):.1e}", flush=True)
         torch.cuda.synchronize()

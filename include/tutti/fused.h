@@ -73,7 +73,7 @@ typedef struct tt_fused_scaled_options {
     tt_tensor_list result_scales;  /* likewise */
     const tutti_dtype *out_dtypes; /* likewise; 0, and NULL for all: the dtype of b */
     size_t out_dtype_count;
-    const bool *use_fast_accum; /* accepted for each b, or NULL: products always accumulate in f32 */
+    const bool *use_fast_accum; /* for each b, as tt_scaled_matmul has it; NULL: none */
     size_t use_fast_accum_count;
 } tt_fused_scaled_options;
 #define TT_FUSED_SCALED_OPTIONS_INIT TUTTI_DEFAULTS(tt_fused_scaled_options)
@@ -97,12 +97,12 @@ TUTTI_API tt_tensor *tt_fused_matmul_reduce_scatter(tt_tensor *a, tt_tensor *b, 
 /* The same of tt_scaled_matmul. a_scale is one element, or one for every row of a. The product is looked at in
  * output_shape (its rows are a's), and scattered along orig_scatter_dim of that; scatter_dim is where that dimension is
  * in a: equal to it where a was not reshaped. Neither is the last. bias and result_scale may be NULL; each rank's
- * product has them, as without fusing. dtype 0: that of b. */
+ * product has them, as without fusing. dtype 0: that of b. use_fast_accum is tt_scaled_matmul's. */
 TUTTI_API tt_tensor *tt_fused_scaled_matmul_reduce_scatter(tt_tensor *a, tt_tensor *b, tt_tensor *a_scale,
                                                            tt_tensor *b_scale, tutti_reduction reduction,
                                                            int orig_scatter_dim, int scatter_dim, tt_dims output_shape,
                                                            tt_tensor *bias, tt_tensor *result_scale, tutti_dtype dtype,
-                                                           tutti_group *group);
+                                                           bool use_fast_accum, tutti_group *group);
 
 /* ---- the two pipelines, for work of one's own ---- */
 

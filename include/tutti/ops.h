@@ -185,10 +185,11 @@ TUTTI_API tt_tensor *tt_linear(tt_tensor *x, tt_tensor *weight, tt_tensor *bias)
  * does. For numbers, complex; has a gradient. */
 TUTTI_API tt_tensor *tt_matmul(tt_tensor *a, tt_tensor *b);
 /* a (m, k) times b (k, n), for narrow types, accumulated in f32. A scale is one f32, or one per row of a (m, 1), or one
- * per column of b (1, n); bias (n) and result_scale (one f32) may be NULL; the same bits at every level but reference,
- * where it rounds as the BLAS does. For numbers. */
+ * per column of b (1, n); bias (n) and result_scale (one f32) may be NULL; use_fast_accum lets a GPU sum products of f8
+ * with fewer digits than f32 has, which is quicker, and changes nothing elsewhere; the same bits at every level but
+ * reference, where it rounds as the BLAS does. For numbers. */
 TUTTI_API tt_tensor *tt_scaled_matmul(tt_tensor *a, tt_tensor *b, tt_tensor *scale_a, tt_tensor *scale_b,
-                                      tt_tensor *bias, tt_tensor *result_scale, tutti_dtype dtype);
+                                      tt_tensor *bias, tt_tensor *result_scale, tutti_dtype dtype, bool use_fast_accum);
 
 /* ---- views ---- */
 /* x under another handle. For any dtype; has a gradient. */

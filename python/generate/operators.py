@@ -27,7 +27,8 @@ OWN_DEFAULTS = {("softmax", "dim"): "-1", ("log_softmax", "dim"): "-1", ("argmax
                 ("flatten", "first"): "0", ("flatten", "last"): "-1", ("uniform_", "low"): "0.0", ("uniform_", "high"): "1.0", ("normal_", "mean"): "0.0",
                 ("normal_", "deviation"): "1.0", ("clamp", "low"): "-math.inf", ("clamp", "high"): "math.inf", ("clamp_", "low"): "-math.inf",
                 ("clamp_", "high"): "math.inf", ("as_strided", "offset"): "0", ("dropout", "share"): "0.5", ("scaled_matmul", "dtype"): "None",
-                ("fused_scaled_matmul_reduce_scatter", "dtype"): "None", ("randint", "dtype"): "'i64'", ("add_scaled", "factor"): "1.0",
+                ("fused_scaled_matmul_reduce_scatter", "dtype"): "None", ("scaled_matmul", "use_fast_accum"): "False",
+                ("fused_scaled_matmul_reduce_scatter", "use_fast_accum"): "False", ("randint", "dtype"): "'i64'", ("add_scaled", "factor"): "1.0",
                 ("addcmul", "factor"): "1.0", ("addcdiv", "factor"): "1.0", ("add_scaled_", "factor"): "1.0", ("addcmul_", "factor"): "1.0",
                 ("addcdiv_", "factor"): "1.0", ("foreach_add_", "factor"): "1.0", ("foreach_addcdiv_", "factor"): "1.0", ("all_to_all_vdev", "in_splits"): "",
                 ("all_to_all_vdev_2d", "in_splits"): "", ("eye", "rows"): "", ("empty_pinned", "dtype"): "'f32'"}

@@ -49,6 +49,7 @@ typedef struct right_side {
     const tt_tensor *rhs;
     tt_tensor *out;                                /* rows of all ranks, dense */
     const tt_tensor *column_scales, *bias, *whole; /* f32, of scaled products; the last two may be NULL */
+    bool fast;                                     /* of these, as of tu_device_product */
 } right_side;
 
 typedef struct shard_products {
@@ -106,7 +107,8 @@ static tutti_status multiply(const shard_products *job, const right_side *right,
                                                (size_t)(first * job->rows * columns) * size,
                                            columns, 1, job->rows * columns },
                                   .dtype = job->dtype,
-                                  .result = right->out->dtype };
+                                  .result = right->out->dtype,
+                                  .fast = right->fast };
     product.left.step = step;
     if (!job->scaled)
         return tu_device_multiply(job->run.device, &product);
@@ -247,6 +249,7 @@ static tu_device_together first_product(const shard_products *job, bool last_use
     if (job->scaled) {
         product.scales_rows = job->row_scales == NULL || job->row_scales->numel > 1;
         product.scales_columns = right->column_scales->numel > 1;
+        product.fast = right->fast;
         product.column_scales = tu_pointer(right->column_scales);
         product.bias = right->bias != NULL ? tu_pointer(right->bias) : NULL;
         product.whole = right->whole != NULL ? tu_pointer(right->whole) : NULL;
@@ -433,7 +436,8 @@ static tutti_status open_rights(const tu_call *call, scaled_inputs *inputs) {
                                           .out = call->outputs[i + 1],
                                           .column_scales = hold_f32(inputs, right.scale, &status),
                                           .bias = hold_f32(inputs, right.bias, &status),
-                                          .whole = hold_f32(inputs, right.result_scale, &status) };
+                                          .whole = hold_f32(inputs, right.result_scale, &status),
+                                          .fast = attributes->use_fast_accum.at[i] != 0 };
     }
     return status;
 }

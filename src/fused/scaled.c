@@ -345,7 +345,7 @@ static tt_tensor *entry_of(tt_tensor_list list, size_t i) {
 
 /* All tensors of the call in one list, and which of the optional ones are there. */
 static size_t list_inputs(tt_tensor_list bs, tt_tensor_list b_scales, const tt_fused_scaled_options *options,
-                          tt_tensor **inputs, int64_t *present, int64_t *dtypes) {
+                          tt_tensor **inputs, int64_t *present, int64_t *dtypes, int64_t *fast) {
     size_t at = 2;
     for (size_t i = 0; i < bs.count; i++) {
         tt_tensor *bias = entry_of(options->biases, i), *whole = entry_of(options->result_scales, i);
@@ -357,6 +357,7 @@ static size_t list_inputs(tt_tensor_list bs, tt_tensor_list b_scales, const tt_f
             inputs[at++] = whole;
         present[i] = (bias != NULL ? HAS_BIAS : 0) | (whole != NULL ? HAS_RESULT_SCALE : 0);
         dtypes[i] = options->out_dtype_count > 0 ? (int64_t)options->out_dtypes[i] : 0;
+        fast[i] = options->use_fast_accum_count > 0 && options->use_fast_accum[i];
     }
     return at;
 }
@@ -372,16 +373,17 @@ tt_tensor_list tt_fused_all_gather_scaled_matmul(tt_tensor *a_shard, tt_tensor_l
         !check_lists(bs, b_scales, &full))
         return none;
     tt_tensor **inputs = tu_scope_memory((2 + 4 * bs.count) * sizeof *inputs);
-    int64_t *present = tu_scope_memory(2 * bs.count * sizeof *present);
+    int64_t *present = tu_scope_memory(3 * bs.count * sizeof *present);
     tu_shape *results = tu_scope_memory((bs.count + 1) * sizeof *results);
     tt_tensor **outputs = tu_scope_memory((bs.count + 1) * sizeof *outputs);
     if (inputs == NULL || present == NULL || results == NULL || outputs == NULL)
         return none;
     inputs[0] = a_shard;
     inputs[1] = a_scale;
-    int count = (int)list_inputs(bs, b_scales, &full, inputs, present, present + bs.count);
+    int count = (int)list_inputs(bs, b_scales, &full, inputs, present, present + bs.count, present + 2 * bs.count);
     tu_fused_all_gather_scaled_matmul_attributes attributes = { .present = { bs.count, present },
                                                                 .out_dtypes = { bs.count, present + bs.count },
+                                                                .use_fast_accum = { bs.count, present + 2 * bs.count },
                                                                 .gather_dim = gather_dim,
                                                                 .return_a = a_gathered != NULL,
                                                                 .group = group };
@@ -586,7 +588,7 @@ tutti_status tu_fused_scaled_matmul_reduce_scatter_cpu(tu_call *call) {
 tt_tensor *tt_fused_scaled_matmul_reduce_scatter(tt_tensor *lhs, tt_tensor *rhs, tt_tensor *a_scale, tt_tensor *b_scale,
                                                  tutti_reduction reduction, int orig_scatter_dim, int scatter_dim,
                                                  tt_dims output_shape, tt_tensor *bias, tt_tensor *result_scale,
-                                                 tutti_dtype dtype, tutti_group *group) {
+                                                 tutti_dtype dtype, bool use_fast_accum, tutti_group *group) {
     if (!tu_flight_check("fused_scaled_matmul_reduce_scatter", group, false))
         return NULL;
     if (a_scale == NULL) {
@@ -597,12 +599,12 @@ tt_tensor *tt_fused_scaled_matmul_reduce_scatter(tt_tensor *lhs, tt_tensor *rhs,
     if (dtype == 0 && rhs != NULL)
         dtype = tt_dtype(rhs);
     return tu_fused_scaled_matmul_reduce_scatter(lhs, rhs, a_scale, b_scale, reduction, orig_scatter_dim, scatter_dim,
-                                                 output_shape, bias, result_scale, dtype, group);
+                                                 output_shape, bias, result_scale, dtype, use_fast_accum, group);
 }
 
 tt_tensor *tu_fused_scaled_matmul_reduce_scatter_sample(tu_sampler *sampler) {
     tt_tensor *lhs = narrow(sampler, tt_shape(2, sampler->size, 3)), *rhs = narrow(sampler, tt_shape(3, 4)),
               *of_a = scales(sampler, tt_shape(2, sampler->size, 1)), *of_b = scales(sampler, tt_shape(1, 4));
     return tt_fused_scaled_matmul_reduce_scatter(lhs, rhs, of_a, of_b, TUTTI_SUM, 1, 1, tt_shape(2, sampler->size, 4),
-                                                 NULL, NULL, TUTTI_F32, sampler->group);
+                                                 NULL, NULL, TUTTI_F32, false, sampler->group);
 }

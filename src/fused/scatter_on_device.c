@@ -23,6 +23,7 @@ typedef struct partials {
     tutti_dtype dtype;
     bool scaled;
     const tt_tensor *row_scales, *column_scales, *bias, *whole; /* of scaled products, f32; the last two may be NULL */
+    bool fast;                                                  /* of these, as of tu_device_product */
 } partials;
 
 /* ---- products ---- */
@@ -43,7 +44,8 @@ static tutti_status produce(const partials *job, int rank, int ranks, int64_t fi
                    job->rhs->strides[0], job->rhs->strides[1], job->last ? columns * job->rhs->strides[1] : 0 },
         .out = { to, columns, 1, count * columns },
         .dtype = job->dtype,
-        .result = job->block.dtype
+        .result = job->block.dtype,
+        .fast = job->fast
     };
     if (!job->scaled)
         return tu_device_multiply(job->run.device, &product);
@@ -292,7 +294,8 @@ tutti_status tu_fused_scaled_matmul_reduce_scatter_cuda(tu_call *call) {
                      .rows = tu_fused_row_count(out),
                      .depth = call->inputs[1]->sizes[0],
                      .dtype = call->inputs[0]->dtype,
-                     .scaled = true };
+                     .scaled = true,
+                     .fast = attributes->use_fast_accum };
     tt_tensor *lhs = tu_rows_by_blocks(call->inputs[0], &job.block),
               *by_rows = a_scale->numel == 1 ? tu_stage_in(a_scale, TUTTI_F32) : tu_rows_by_blocks(a_scale, &job.block),
               *held[5] = { NULL };

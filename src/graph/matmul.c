@@ -231,7 +231,7 @@ static bool is_worth_it(gather *of, bool *others) {
 /* The operands of the fused operator: the shard, then the matrices; with scales, what belongs to each. */
 static tu_vertex *call_fused(gather *of, bool return_a) {
     tu_operand operands[2 + 4 * TU_FUSED_MOST_BS] = { { .value = of->shard } };
-    int64_t present[TU_FUSED_MOST_BS], dtypes[TU_FUSED_MOST_BS];
+    int64_t present[TU_FUSED_MOST_BS], dtypes[TU_FUSED_MOST_BS], fast[TU_FUSED_MOST_BS];
     int count = 1;
     if (of->scaled) {
         const tu_vertex *scales = gather_of_scales(of, of->products[0]);
@@ -255,12 +255,15 @@ static tu_vertex *call_fused(gather *of, bool return_a) {
                 present[i] |= 1 << (k - 4);
                 operands[count++] = product->operands[k];
             }
-        dtypes[i] = ((const tu_scaled_matmul_attributes *)product->attributes)->dtype;
+        const tu_scaled_matmul_attributes *attributes = product->attributes;
+        dtypes[i] = attributes->dtype;
+        fast[i] = attributes->use_fast_accum;
     }
     tutti_group *group = tu_vertex_group(of->start);
     tu_fused_all_gather_matmul_attributes plain = { .gather_dim = of->dim, .return_a = return_a, .group = group };
     tu_fused_all_gather_scaled_matmul_attributes scaled = { .present = { (size_t)of->count, present },
                                                             .out_dtypes = { (size_t)of->count, dtypes },
+                                                            .use_fast_accum = { (size_t)of->count, fast },
                                                             .gather_dim = of->dim,
                                                             .return_a = return_a,
                                                             .group = group };
@@ -404,6 +407,7 @@ static tu_vertex *call_scaled_scatter(const scatter *of, const tu_value *in, int
         .scatter_dim = in->shape.ndim == product->operands[0].value->shape.ndim ? dim : 0,
         .output_shape = tt_dims_of(in->shape.ndim, in->shape.sizes),
         .dtype = ((const tu_scaled_matmul_attributes *)product->attributes)->dtype,
+        .use_fast_accum = ((const tu_scaled_matmul_attributes *)product->attributes)->use_fast_accum,
         .group = tu_vertex_group(of->start)
     };
     return tu_graph_call(of->graph, &tu_operator_fused_scaled_matmul_reduce_scatter, 6, operands, &attributes,

@@ -58,6 +58,7 @@ typedef struct tu_device_product {
     bool scales_rows, scales_columns; /* there is one per row, per column */
     const void *bias;                 /* of the result's type, added to each row before it is rounded; NULL: none */
     bool tf32;                        /* elements of f32 may be rounded to eleven digits before they are multiplied */
+    bool fast;                        /* of f8: sums may have the digits that the device's are quickest with */
 } tu_device_product;
 
 struct tu_device_together;

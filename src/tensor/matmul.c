@@ -777,6 +777,7 @@ static tt_tensor *scaled_operand(const tt_tensor *x, tutti_dtype dtype) {
 }
 
 static tutti_status scaled_on_device(tu_call *call) {
+    const tu_scaled_matmul_attributes *attributes = call->attributes;
     tt_tensor *out = call->outputs[0], *in[6] = { NULL };
     tutti_dtype dtype = call->inputs[0]->dtype;
     if (dtype != (tutti_dtype)call->inputs[1]->dtype || !tu_is_float(dtype) || tu_dtype_bytes[dtype] > 2)
@@ -797,7 +798,8 @@ static tutti_status scaled_on_device(tu_call *call) {
                                                  .right = matrix_there(in[1], 0),
                                                  .out = { tu_pointer(out), columns, 1, 0 },
                                                  .dtype = dtype,
-                                                 .result = out->dtype },
+                                                 .result = out->dtype,
+                                                 .fast = attributes->use_fast_accum },
                                     .row_scales = tu_pointer(in[2]),
                                     .column_scales = tu_pointer(in[3]),
                                     .bias = in[4] != NULL ? tu_pointer(in[4]) : NULL,

@@ -54,6 +54,7 @@ typedef struct tu_device_together {
      * last two may be NULL. */
     const void *row_scales[TU_TOGETHER_RANKS], *column_scales, *bias, *whole;
     bool scales_rows, scales_columns; /* there is one per row, per column; else one */
+    bool fast;                        /* as of tu_device_product */
     void *scales_half;                /* where this rank's scales of rows go for the others; NULL: all can be read */
 } tu_device_together;
 #endif

@@ -16,8 +16,9 @@
     TU_JOIN(TU_EACH, TU_COUNT(__VA_ARGS__))(verb, context, separator, __VA_ARGS__)
 #define TU_JOIN(left, right) TU_JOIN_OF(left, right)
 #define TU_JOIN_OF(left, right) left##right
-#define TU_COUNT(...) TU_COUNT_OF(__VA_ARGS__, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
-#define TU_COUNT_OF(one, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, count, ...) count
+#define TU_COUNT(...) TU_COUNT_OF(__VA_ARGS__, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
+#define TU_COUNT_OF(one, two, three, four, five, six, seven, eight, nine, ten, eleven, twelve, thirteen, count, ...) \
+    count
 #define TU_EACH1(verb, context, separator, word) verb(context, word)
 #define TU_EACH2(verb, context, separator, word, ...) \
     verb(context, word) separator() TU_EACH1(verb, context, separator, __VA_ARGS__)
@@ -41,6 +42,8 @@
     verb(context, word) separator() TU_EACH10(verb, context, separator, __VA_ARGS__)
 #define TU_EACH12(verb, context, separator, word, ...) \
     verb(context, word) separator() TU_EACH11(verb, context, separator, __VA_ARGS__)
+#define TU_EACH13(verb, context, separator, word, ...) \
+    verb(context, word) separator() TU_EACH12(verb, context, separator, __VA_ARGS__)
 #define TU_NOTHING()
 #define TU_COMMA() ,
 #define TU_TEXT_COMMA() ", "

@@ -37,6 +37,7 @@ enum {
     BIAS = 8,           /* an address on the device */
     SCALE_OF_LEFT = 17, /* likewise */
     SCALE_OF_RIGHT = 18,
+    SUMS_ARE_FAST = 25,  /* int8_t: of f8, as the tensor cores have them */
     SCALES_OF_LEFT = 31, /* how many there are: one, or a vector */
     SCALES_OF_RIGHT = 32,
     SCALES_ARE_A_VECTOR = 3,
@@ -298,6 +299,13 @@ static int set_scales(const task *task, const tu_device_product *product) {
     return 0;
 }
 
+static int set_sums(const task *task, const tu_device_product *product) {
+    int8_t fast = 1;
+    return product->fast
+               ? task->library->cublasLtMatmulDescSetAttribute(task->operation, SUMS_ARE_FAST, &fast, sizeof fast)
+               : 0;
+}
+
 static int set_bias(const task *task, const tu_device_product *product) {
     int32_t epilogue = EPILOGUE_ADDS_BIAS;
     if (product->bias == NULL)
@@ -324,6 +332,8 @@ static int make_task(task *task, const tu_device_product *product) {
         status = library->cublasLtMatmulDescSetAttribute(task->operation, TRANSPOSE_RIGHT, &of_right, sizeof of_right);
     if (status == 0)
         status = set_scales(task, product);
+    if (status == 0)
+        status = set_sums(task, product);
     if (status == 0)
         status = set_bias(task, product);
     if (status == 0)
@@ -374,6 +384,7 @@ static tu_device_product key_of(const tu_device_product *product) {
     key.scales_columns = product->scales_columns;
     key.bias = product->bias != NULL ? (const void *)(uintptr_t)1 : NULL;
     key.tf32 = product->tf32;
+    key.fast = product->fast;
     return key;
 }
 

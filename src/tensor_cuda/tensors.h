@@ -15,7 +15,7 @@
 #define TU_TENSOR_GPUS 64
 #define TU_TENSOR_IMAGES 11
 #define TU_SIZE_CLASSES 160
-#define TU_TOGETHER_KERNELS 8
+#define TU_TOGETHER_KERNELS 12
 
 typedef struct tu_gpu_segment tu_gpu_segment;
 typedef struct tu_gpu_piece tu_gpu_piece;

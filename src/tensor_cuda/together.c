@@ -15,11 +15,13 @@ static bool is_f8(tutti_dtype dtype) {
 }
 
 /* Two for each type of 16 bits: the right matrix lies by columns, or by rows. Then those of f8, by the types of left
- * and right. */
-static const char *const names[TU_TOGETHER_KERNELS] = { "kernel_together_bf16_columns", "kernel_together_bf16_rows",
-                                                        "kernel_together_f16_columns",  "kernel_together_f16_rows",
-                                                        "kernel_together_e4m3_e4m3",    "kernel_together_e4m3_e5m2",
-                                                        "kernel_together_e5m2_e4m3",    "kernel_together_e5m2_e5m2" };
+ * and right; then the same with fast sums. */
+static const char *const names[TU_TOGETHER_KERNELS] = {
+    "kernel_together_bf16_columns",   "kernel_together_bf16_rows",      "kernel_together_f16_columns",
+    "kernel_together_f16_rows",       "kernel_together_e4m3_e4m3",      "kernel_together_e4m3_e5m2",
+    "kernel_together_e5m2_e4m3",      "kernel_together_e5m2_e5m2",      "kernel_together_e4m3_e4m3_fast",
+    "kernel_together_e4m3_e5m2_fast", "kernel_together_e5m2_e4m3_fast", "kernel_together_e5m2_e5m2_fast"
+};
 
 CUresult tu_gpu_together_load(tu_gpus *gpus, tu_gpu *gpu) {
     const tu_cuda_driver *driver = &gpus->driver;
@@ -44,8 +46,8 @@ static bool lies_by_rows(const tu_device_together *product) {
 
 static CUfunction kernel_of(const tu_gpu *gpu, const tu_device_together *product) {
     if (is_f8(product->dtype))
-        return gpu
-            ->together_kernels[4 + (product->dtype == TUTTI_F8_E5M2) * 2 + (product->right_dtype == TUTTI_F8_E5M2)];
+        return gpu->together_kernels[4 + product->fast * 4 + (product->dtype == TUTTI_F8_E5M2) * 2 +
+                                     (product->right_dtype == TUTTI_F8_E5M2)];
     return gpu->together_kernels[(product->dtype == TUTTI_F16) * 2 + lies_by_rows(product)];
 }
 

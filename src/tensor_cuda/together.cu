@@ -17,7 +17,8 @@
  * progress; no more thread blocks are launched than fit beside those of the other ranks on the device.
  *
  * F8: the tensor cores add with fewer bits than f32 has. So what they have made of 256 elements of the depth is added
- * to sums in f32, half of the columns at a time, while the other team's products are made.
+ * to sums in f32, half of the columns at a time, while the other team's products are made; where the caller wants fast
+ * sums they stay where they are.
  */
 #include "../backend/cuda/device.cuh"
 #include "together_ptx.cuh"
@@ -29,7 +30,7 @@
 #define TILE_BOXES (TU_TILE_COLUMNS / BOX_COLUMNS)
 
 /* What a kernel is made for, and how its registers are dealt out: to the warps that multiply, and to the others. */
-template <int Left, int Right, int ByRows> struct form {
+template <int Left, int Right, int ByRows, int Fast = 0> struct form {
     static constexpr bool narrow = Left == E4M3 || Left == E5M2; /* f8 */
     static constexpr int element = narrow ? 1 : 2;
     static constexpr int many = narrow ? 224 : 216, few = narrow ? 56 : 72;
@@ -448,8 +449,9 @@ HERE void next_stage(place &at) {
     }
 }
 
-/* A tile of 16-bit floats: the products of one stage are under way while those of the next are begun. */
-template <int Kind, int ByRows>
+/* A tile of 16-bit floats, or of f8 whose sums are the tensor cores' own: the products of one stage are under way while
+ * those of the next are begun. */
+template <int Left, int Right, int ByRows>
 HERE void multiply_tile(const room &room, float (&sums)[128], place &at, int team, int steps) {
     bool first = threadIdx.x % 128 == 0;
     int last = -1;
@@ -460,10 +462,10 @@ HERE void multiply_tile(const room &room, float (&sums)[128], place &at, int tea
         products_begin();
 #pragma unroll
         for (int i = 0; i < TU_TILE_BYTES / 32; i++)
-            multiply<Kind, ByRows>(sums, descriptor(left + i * 32, 16, 1024),
-                                   ByRows ? descriptor(right + i * 16 * 128, 64 * TU_TILE_BYTES, 1024)
-                                          : descriptor(right + i * 32, 16, 1024),
-                                   step > 0 || i > 0);
+            multiply<Left, Right, ByRows>(sums, descriptor(left + i * 32, 16, 1024),
+                                          ByRows ? descriptor(right + i * 16 * 128, 64 * TU_TILE_BYTES, 1024)
+                                                 : descriptor(right + i * 32, 16, 1024),
+                                          step > 0 || i > 0);
         products_commit();
         products_await<1>(sums);
         if (last >= 0 && first)
@@ -610,9 +612,9 @@ HERE void store_wide(const tu_together_args &args, const float (&sums)[128], til
     }
 }
 
-template <int Left, int Right, int ByRows>
+template <int Left, int Right, int ByRows, int Fast>
 HERE void multiply_tiles(const tu_together_args &args, const room &room, int team, uint32_t number) {
-    typedef form<Left, Right, ByRows> form;
+    typedef form<Left, Right, ByRows, Fast> form;
     int steps = steps_of<form>(args), count = tile_count(args);
     place place = { 0, 0, 0, 0 };
     float sums[128];
@@ -622,7 +624,10 @@ HERE void multiply_tiles(const tu_together_args &args, const room &room, int tea
             barrier_await(&room.full()[place.stage], place.phase);
             float2 of_rows = row_scales(args, at, team);
             fetch_column_scales(args, at);
-            multiply_tile_f8<Left, Right>(room, sums, place, team, steps);
+            if constexpr (Fast)
+                multiply_tile<Left, Right, 0>(room, sums, place, team, steps);
+            else
+                multiply_tile_f8<Left, Right>(room, sums, place, team, steps);
             apply_scales(args, sums, of_rows, at);
             if (args.result == BF16)
                 fill_boxes<BF16>(room, sums, place, team);
@@ -631,7 +636,7 @@ HERE void multiply_tiles(const tu_together_args &args, const room &room, int tea
             else
                 store_wide(args, sums, at, team);
         } else {
-            multiply_tile<Left, ByRows>(room, sums, place, team, steps);
+            multiply_tile<Left, Right, ByRows>(room, sums, place, team, steps);
             fill_boxes<Left>(room, sums, place, team);
         }
     }
@@ -699,8 +704,8 @@ HERE room open_room(uint8_t *raw) {
     return made;
 }
 
-template <int Left, int Right, int ByRows> HERE void run(const tu_together_args &args) {
-    typedef form<Left, Right, ByRows> form;
+template <int Left, int Right, int ByRows, int Fast> HERE void run(const tu_together_args &args) {
+    typedef form<Left, Right, ByRows, Fast> form;
     extern __shared__ uint8_t raw[];
     __shared__ uint32_t call, fault;
     int team = threadIdx.x / 128, warp = threadIdx.x / 32;
@@ -726,7 +731,7 @@ template <int Left, int Right, int ByRows> HERE void run(const tu_together_args 
                     add_pieces<Left>(args, number);
         } else {
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(form::many));
-            multiply_tiles<Left, Right, ByRows>(args, room, team, number);
+            multiply_tiles<Left, Right, ByRows, Fast>(args, room, team, number);
         }
         __syncthreads();
     }
@@ -738,16 +743,20 @@ template <int Left, int Right, int ByRows> HERE void run(const tu_together_args 
     }
 }
 
-#define KERNEL(name, left, right, by_rows)                                      \
+#define KERNEL(name, left, right, by_rows, fast)                                \
     extern "C" __global__ void __launch_bounds__(TU_TOGETHER_THREADS, 1)        \
         kernel_together_##name(const __grid_constant__ tu_together_args args) { \
-        run<left, right, by_rows>(args);                                        \
+        run<left, right, by_rows, fast>(args);                                  \
     }
-KERNEL(bf16_columns, BF16, BF16, 0)
-KERNEL(bf16_rows, BF16, BF16, 1)
-KERNEL(f16_columns, F16, F16, 0)
-KERNEL(f16_rows, F16, F16, 1)
-KERNEL(e4m3_e4m3, E4M3, E4M3, 0)
-KERNEL(e4m3_e5m2, E4M3, E5M2, 0)
-KERNEL(e5m2_e4m3, E5M2, E4M3, 0)
-KERNEL(e5m2_e5m2, E5M2, E5M2, 0)
+KERNEL(bf16_columns, BF16, BF16, 0, 0)
+KERNEL(bf16_rows, BF16, BF16, 1, 0)
+KERNEL(f16_columns, F16, F16, 0, 0)
+KERNEL(f16_rows, F16, F16, 1, 0)
+KERNEL(e4m3_e4m3, E4M3, E4M3, 0, 0)
+KERNEL(e4m3_e5m2, E4M3, E5M2, 0, 0)
+KERNEL(e5m2_e4m3, E5M2, E4M3, 0, 0)
+KERNEL(e5m2_e5m2, E5M2, E5M2, 0, 0)
+KERNEL(e4m3_e4m3_fast, E4M3, E4M3, 0, 1)
+KERNEL(e4m3_e5m2_fast, E4M3, E5M2, 0, 1)
+KERNEL(e5m2_e4m3_fast, E5M2, E4M3, 0, 1)
+KERNEL(e5m2_e5m2_fast, E5M2, E5M2, 0, 1)

@@ -132,15 +132,25 @@ HERE uint64_t descriptor(const void *pointer, uint32_t leading, uint32_t stride)
                  : ALL_64                                                                        \
                  : "l"(left), "l"(right), "r"(add))
 
-/* sums (64, 256) += left (64, 32 bytes) right; without `add` they are not read. */
-template <int Kind, int ByRows> HERE void multiply(float (&sums)[128], uint64_t left, uint64_t right, int add) {
-    if (Kind == BF16)
+/* sums (64, 256) += left (64, 32 bytes) right; without `add` they are not read. Of f8 the right matrix lies by columns.
+ */
+template <int Left, int Right, int ByRows>
+HERE void multiply(float (&sums)[128], uint64_t left, uint64_t right, int add) {
+    if (Left == BF16)
         MULTIPLY_128("m64n256k16.f32.bf16.bf16", ", 0, %131", "n"(ByRows));
-    else
+    else if (Left == F16)
         MULTIPLY_128("m64n256k16.f32.f16.f16", ", 0, %131", "n"(ByRows));
+    else if (Left == E4M3 && Right == E4M3)
+        MULTIPLY_128("m64n256k32.f32.e4m3.e4m3", "");
+    else if (Left == E4M3)
+        MULTIPLY_128("m64n256k32.f32.e4m3.e5m2", "");
+    else if (Right == E4M3)
+        MULTIPLY_128("m64n256k32.f32.e5m2.e4m3", "");
+    else
+        MULTIPLY_128("m64n256k32.f32.e5m2.e5m2", "");
 }
 
-/* The same of half as many columns, of f8, whose right matrix lies by columns. */
+/* The same of half as many columns, of f8. */
 template <int Left, int Right> HERE void multiply_f8(float (&sums)[64], uint64_t left, uint64_t right, int add) {
     if (Left == E4M3 && Right == E4M3)
         MULTIPLY_64("m64n128k32.f32.e4m3.e4m3");

@@ -38,7 +38,7 @@ static tt_tensor *product(tt_tensor *x, tt_tensor *weight, tt_tensor *largest, c
         small = tt_all_gather(small, 0, of->group);
         scale = tt_all_gather(scale, 0, of->group);
     }
-    return tt_scaled_matmul(small, tt_t(weights), scale, tt_t(other), NULL, NULL, TUTTI_BF16);
+    return tt_scaled_matmul(small, tt_t(weights), scale, tt_t(other), NULL, NULL, TUTTI_BF16, false);
 }
 
 static int layer_forward(tt_function_context *context, tt_tensor_list inputs, tt_tensor **outputs) {

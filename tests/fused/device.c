@@ -59,10 +59,10 @@ static void check_scaled_alone(tutti_group *group, bool by_rows) {
         CHECK(device.count == 1 && tt_equal(back(device.at[0]), here));
         tt_tensor *added = with_bias ? bias : NULL;
         here = tt_fused_scaled_matmul_reduce_scatter(x, right, of_x, of_right, TUTTI_SUM, 1, 1, tt_shape(4, 8, 16),
-                                                     added, NULL, TUTTI_F32, group);
-        tt_tensor *part = tt_fused_scaled_matmul_reduce_scatter(there(x), there(right), there(of_x), there(of_right),
-                                                                TUTTI_SUM, 1, 1, tt_shape(4, 8, 16),
-                                                                with_bias ? there(bias) : NULL, NULL, TUTTI_F32, group);
+                                                     added, NULL, TUTTI_F32, false, group);
+        tt_tensor *part = tt_fused_scaled_matmul_reduce_scatter(
+            there(x), there(right), there(of_x), there(of_right), TUTTI_SUM, 1, 1, tt_shape(4, 8, 16),
+            with_bias ? there(bias) : NULL, NULL, TUTTI_F32, false, group);
         CHECK(part != NULL && tt_equal(back(part), here));
     }
 }
@@ -300,16 +300,16 @@ static void check_scaled(tutti_group *group, int64_t depth, bool by_rows) {
         tt_fused_all_gather_scaled_matmul(there(whole(shape, TUTTI_F8_E4M3, rank)), tt_tensors(by_columns_there(right)),
                                           there(of_all[rank]), tt_tensors(there(of_right)), 0, group, &options, NULL);
     CHECK(made.count == 1 &&
-          tt_equal(back(made.at[0]), tt_scaled_matmul(all, right, of_rows, of_right, NULL, NULL, TUTTI_F32)));
+          tt_equal(back(made.at[0]), tt_scaled_matmul(all, right, of_rows, of_right, NULL, NULL, TUTTI_F32, false)));
     tt_tensor *sum = NULL, *scale = by_rows ? positive(whole(tt_shape(8 * ranks, 1), TUTTI_F32, 6)) : of_all[0];
     for (int from = 0; from < ranks; from++) {
         tt_tensor *one = tt_scaled_matmul(whole(tt_shape(8 * ranks, depth), TUTTI_F8_E4M3, from), right, scale,
-                                          of_right, NULL, NULL, TUTTI_F32);
+                                          of_right, NULL, NULL, TUTTI_F32, false);
         sum = from == 0 ? one : tt_add(sum, one);
     }
     tt_tensor *part = tt_fused_scaled_matmul_reduce_scatter(
         there(whole(tt_shape(8 * ranks, depth), TUTTI_F8_E4M3, rank)), by_columns_there(right), there(scale),
-        there(of_right), TUTTI_SUM, 0, 0, tt_shape(8 * ranks, 16), NULL, NULL, TUTTI_F32, group);
+        there(of_right), TUTTI_SUM, 0, 0, tt_shape(8 * ranks, 16), NULL, NULL, TUTTI_F32, false, group);
     CHECK(part != NULL && tt_equal(back(part), part_of(sum, 0, rank, ranks)));
 }
 

@@ -24,7 +24,7 @@ static void forms(tutti_world *world, tutti_group *group) {
         tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group);
         tt_fused_matmul_reduce_scatter(x, right, TUTTI_AVG, 1, group);
         tt_fused_scaled_matmul_reduce_scatter(narrow, columns, one, one, TUTTI_SUM, 0, 0, tt_shape(8, 16), NULL, NULL,
-                                              TUTTI_F32, group);
+                                              TUTTI_F32, false, group);
     }
 }
 

@@ -415,7 +415,7 @@ static tutti_status few_calls(tutti_world *world, void *argument) {
         tt_fused_all_gather_matmul(tt_narrow(x, 1, 0, 2), tt_tensors(tt_narrow(right, 0, 0, 2)), 0, group, NULL);
         tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 1, group);
         tt_fused_scaled_matmul_reduce_scatter(x, right, one, one, TUTTI_SUM, 0, 0, tt_shape(4, 4), NULL, NULL,
-                                              TUTTI_F32, group);
+                                              TUTTI_F32, false, group);
         tt_fused_all_gather_scaled_matmul(x, tt_tensors(right), one, tt_tensors(one), 0, group, NULL, NULL);
     }
     status = tt_scope_close(&scope);

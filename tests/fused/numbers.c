@@ -160,7 +160,7 @@ TEST_WORLD_THREADS(scaled_products_have_the_bits_of_the_unfused_pair_in_panels_t
             options.out_dtype_count = 1;
             tt_tensor *expected =
                 tt_scaled_matmul(tt_all_gather(shard, 0, group), right,
-                                 mode == 0 ? tt_all_gather(scale, 0, group) : scale, one, NULL, NULL, TUTTI_F32);
+                                 mode == 0 ? tt_all_gather(scale, 0, group) : scale, one, NULL, NULL, TUTTI_F32, false);
             for (int with = 0; with < 2; with++)
                 CHECK(tt_equal(tt_fused_all_gather_scaled_matmul(shard, tt_tensors(right), scale, tt_tensors(one), 0,
                                                                  group, &options, with ? &all : NULL)
@@ -172,8 +172,8 @@ TEST_WORLD_THREADS(scaled_products_have_the_bits_of_the_unfused_pair_in_panels_t
             tt_tensor *left = whole(tt_shape(ranks * rows, 8), TUTTI_F8_E4M3, rank);
             CHECK(tt_equal(tt_fused_scaled_matmul_reduce_scatter(left, right, scale, one, TUTTI_SUM, 0, 0,
                                                                  tt_shape(ranks * rows, 6), NULL, NULL, TUTTI_BF16,
-                                                                 group),
-                           tt_reduce_scatter(tt_scaled_matmul(left, right, scale, one, NULL, NULL, TUTTI_BF16),
+                                                                 false, group),
+                           tt_reduce_scatter(tt_scaled_matmul(left, right, scale, one, NULL, NULL, TUTTI_BF16, false),
                                              TUTTI_SUM, 0, group)));
         }
     END;

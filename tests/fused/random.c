@@ -143,7 +143,7 @@ static void scaled_once(draw *from) {
     all.at[all.count - 1] = columns;
     scales = tt_reshape(scales, mode == 1 ? tt_shape(1) : tt_shape(count, 1));
     tt_tensor *product = tt_scaled_matmul(tt_reshape(gathered, tt_shape(count, depth)), right, scales, of_b, NULL, NULL,
-                                          out != 0 ? out : dtype);
+                                          out != 0 ? out : dtype, false);
     check_equal(from, found.count > 0 ? found.at[0] : NULL, tt_reshape(product, all));
 }
 
@@ -164,11 +164,11 @@ static void scaled_scatter_once(draw *from) {
     tt_tensor *of_a = any_scale(from, whole_scale ? tt_shape(1) : rows), *of_b = any_scale(from, tt_shape(1, columns)),
               *flat_left = tt_reshape(left, tt_shape(count, depth)),
               *flat_scale = tt_reshape(of_a, whole_scale ? tt_shape(1) : tt_shape(count, 1));
-    tt_tensor *expected = tt_scaled_matmul(flat_left, right, flat_scale, of_b, NULL, NULL, TUTTI_F32);
+    tt_tensor *expected = tt_scaled_matmul(flat_left, right, flat_scale, of_b, NULL, NULL, TUTTI_F32, false);
     check_equal(from,
                 tt_fused_scaled_matmul_reduce_scatter(flat ? flat_left : left, right, flat ? flat_scale : of_a, of_b,
                                                       TUTTI_SUM, dim, flat ? 0 : dim, product, NULL, NULL, TUTTI_F32,
-                                                      from->group),
+                                                      false, from->group),
                 tt_reduce_scatter(tt_reshape(expected, product), TUTTI_SUM, dim, from->group));
 }
 

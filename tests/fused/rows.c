@@ -166,11 +166,12 @@ TEST_GPU(fused_scaled_matmul_reduce_scatter) {
             tt_tensor *x = whole(tt_shape(8, 64, 32), TUTTI_F8_E4M3, rank), *right = by_columns(32, 16, 7 + rank),
                       *scale = eighths(by_rows ? tt_shape(8, 64, 1) : tt_shape(1), by_rows ? 20 + rank : 20),
                       *of_right = eighths(by_rows ? tt_shape(1, 16) : tt_shape(1), by_rows ? 30 + rank : 30);
-            tt_tensor *made = tt_fused_scaled_matmul_reduce_scatter(there(x), by_columns_there(right), there(scale),
-                                                                    there(of_right), TUTTI_SUM, dim, dim,
-                                                                    tt_shape(8, 64, 16), NULL, NULL, TUTTI_BF16, group),
+            tt_tensor *made = tt_fused_scaled_matmul_reduce_scatter(
+                          there(x), by_columns_there(right), there(scale), there(of_right), TUTTI_SUM, dim, dim,
+                          tt_shape(8, 64, 16), NULL, NULL, TUTTI_BF16, false, group),
                       *here = tt_fused_scaled_matmul_reduce_scatter(x, right, scale, of_right, TUTTI_SUM, dim, dim,
-                                                                    tt_shape(8, 64, 16), NULL, NULL, TUTTI_BF16, group);
+                                                                    tt_shape(8, 64, 16), NULL, NULL, TUTTI_BF16, false,
+                                                                    group);
             CHECK(close_to(made, here, 1.6e-2, 1e-5));
         }
     END;

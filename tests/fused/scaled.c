@@ -11,7 +11,7 @@ static tt_tensor *plain(tt_tensor *left, tt_tensor *right, tt_tensor *of_left, t
     int64_t rows = tt_numel(left) / sizes.at[sizes.count - 1], columns = tt_size(right, 1);
     tt_tensor *scale = tt_numel(of_left) == 1 ? of_left : tt_reshape(of_left, tt_shape(rows, 1));
     tt_tensor *product = tt_scaled_matmul(tt_reshape(left, tt_shape(rows, sizes.at[sizes.count - 1])), right, scale,
-                                          of_right, bias, result, dtype);
+                                          of_right, bias, result, dtype, false);
     sizes.at[sizes.count - 1] = columns;
     return tt_view(product, sizes);
 }
@@ -113,7 +113,7 @@ TEST_WORLD(scaled_products_are_scattered_in_every_mode, 2) {
                           *result = tt_full(tt_shape(1), 2, TUTTI_F32, NULL);
                 tt_tensor *part =
                     tt_fused_scaled_matmul_reduce_scatter(left, right, scale, of_right, reduction, dim, dim,
-                                                          tt_shape(8, 64, 16), bias, result, TUTTI_BF16, group);
+                                                          tt_shape(8, 64, 16), bias, result, TUTTI_BF16, false, group);
                 tt_tensor *expected = tt_reduce_scatter(plain(left, right, scale, of_right, bias, result, TUTTI_BF16),
                                                         reduction, dim, group);
                 CHECK(tt_equal(part, expected));
@@ -123,19 +123,19 @@ TEST_WORLD(scaled_products_are_scattered_in_every_mode, 2) {
                           *flat_scale = rowwise ? tt_view(scale, tt_shape(512, 1)) : scale;
                 CHECK(tt_equal(tt_fused_scaled_matmul_reduce_scatter(flat, right, flat_scale, of_right, reduction, dim,
                                                                      0, tt_shape(8, 64, 16), bias, result, TUTTI_BF16,
-                                                                     group),
+                                                                     false, group),
                                expected));
-                /* a view that is not contiguous */
+                /* a view that is not contiguous; fast sums are a matter of GPUs alone */
                 tt_tensor *turned = tt_transpose(tt_contiguous(tt_transpose(left, 0, 1)), 0, 1);
                 CHECK(tt_equal(tt_fused_scaled_matmul_reduce_scatter(turned, right, scale, of_right, reduction, dim,
                                                                      dim, tt_shape(8, 64, 16), bias, result, TUTTI_BF16,
-                                                                     group),
+                                                                     true, group),
                                expected));
             }
     tt_tensor *left = whole(tt_shape(4, 3), TUTTI_F8_E4M3, rank), *right = whole(tt_shape(3, 2), TUTTI_F8_E4M3, 1),
               *one = tt_full(tt_shape(), 1, TUTTI_F32, NULL);
     CHECK_EQ(tt_dtype(tt_fused_scaled_matmul_reduce_scatter(left, right, one, one, TUTTI_SUM, 0, 0, tt_shape(4, 2),
-                                                            NULL, NULL, 0, group)),
+                                                            NULL, NULL, 0, false, group)),
              TUTTI_F8_E4M3);
     END;
 }
@@ -157,10 +157,10 @@ TEST_WORLD(scales_that_differ_between_ranks_are_told_on_all_and_end_nothing, 3) 
     tt_tensor *left = whole(tt_shape(6, 8), TUTTI_F8_E4M3, rank), *six = tt_ones(tt_shape(6, 1), TUTTI_F32, NULL);
     for (int round = 0; round < 3; round++) {
         FAILS(tt_fused_scaled_matmul_reduce_scatter(left, right, rank == 2 ? six : one, one, TUTTI_SUM, 0, 0,
-                                                    tt_shape(6, 4), NULL, NULL, TUTTI_F32, group),
+                                                    tt_shape(6, 4), NULL, NULL, TUTTI_F32, false, group),
               TUTTI_ERROR_MISMATCH, "a scale for every row");
         tt_tensor *part = tt_fused_scaled_matmul_reduce_scatter(left, right, six, one, TUTTI_SUM, 0, 0, tt_shape(6, 4),
-                                                                NULL, NULL, TUTTI_F32, group);
+                                                                NULL, NULL, TUTTI_F32, false, group);
         CHECK(has_sizes(part, tt_shape(2, 4)));
     }
     CHECK_EQ(tt_fused_all_gather_scaled_matmul(shard, rights, one, ones, 0, group, NULL, NULL).count, 1);
@@ -236,7 +236,7 @@ TEST(wrong_scales_and_lists_are_told_and_end_nothing) {
     FAILS(GATHER(x, rights, one, ones, 0, &options), TUTTI_ERROR_ARGUMENT, "use_fast_accum is a list of 1 at NULL");
 #define SCATTER(left, matrix, scale, reduction, orig, dim, shape)                                            \
     tt_fused_scaled_matmul_reduce_scatter(left, matrix, scale, one, reduction, orig, dim, shape, NULL, NULL, \
-                                          TUTTI_F32, group)
+                                          TUTTI_F32, false, group)
     tt_dims shape = tt_shape(4, 2);
     FAILS(SCATTER(row, right, one, TUTTI_SUM, 0, 0, shape), TUTTI_ERROR_ARGUMENT, "A_shard must be a matrix");
     FAILS(SCATTER(x, row, one, TUTTI_SUM, 0, 0, shape), TUTTI_ERROR_ARGUMENT, "B must be a matrix");

@@ -370,13 +370,14 @@ static void check_scaled(tutti_group *group, int64_t rows, int64_t depth, int64_
     options.out_dtype_count = 1;
     CHECK(tt_equal(
         tt_fused_all_gather_scaled_matmul(x, tt_tensors(right), scale, tt_tensors(one), 0, group, &options, NULL).at[0],
-        tt_scaled_matmul(tt_all_gather(x, 0, group), right, tt_all_gather(scale, 0, group), one, NULL, NULL,
-                         TUTTI_F32)));
+        tt_scaled_matmul(tt_all_gather(x, 0, group), right, tt_all_gather(scale, 0, group), one, NULL, NULL, TUTTI_F32,
+                         false)));
     tt_tensor *tall = whole(tt_shape(ranks * rows, depth), TUTTI_F8_E4M3, 60 + rank);
-    CHECK(tt_equal(
-        tt_fused_scaled_matmul_reduce_scatter(tall, right, one, one, TUTTI_SUM, 0, 0, tt_shape(ranks * rows, columns),
-                                              NULL, NULL, TUTTI_BF16, group),
-        tt_reduce_scatter(tt_scaled_matmul(tall, right, one, one, NULL, NULL, TUTTI_BF16), TUTTI_SUM, 0, group)));
+    CHECK(tt_equal(tt_fused_scaled_matmul_reduce_scatter(tall, right, one, one, TUTTI_SUM, 0, 0,
+                                                         tt_shape(ranks * rows, columns), NULL, NULL, TUTTI_BF16, false,
+                                                         group),
+                   tt_reduce_scatter(tt_scaled_matmul(tall, right, one, one, NULL, NULL, TUTTI_BF16, false), TUTTI_SUM,
+                                     0, group)));
 }
 
 /* Few rows, which are put together where a library multiplies; many; and so many that there are several chunks. */

@@ -16,6 +16,7 @@ typedef struct form {
     int64_t sizes[4];
     int ndim;
     bool linear, bias, flat, twice, keep;
+    bool fast; /* of scaled products: use_fast_accum */
 } form;
 
 static tt_tensor *numbers(tt_dims shape, int start) {
@@ -260,9 +261,10 @@ static int scaled_gather(tt_tensor_list inputs, tt_tensor **outputs, void *user)
     const form *of = user;
     tt_tensor *all = tt_all_gather(inputs.at[0], of->dim, of->group);
     tt_tensor *scale = of->flat ? tt_all_gather(inputs.at[2], of->dim, of->group) : inputs.at[2];
-    outputs[0] = tt_scaled_matmul(all, inputs.at[1], scale, inputs.at[3], NULL, NULL, TUTTI_F32);
-    outputs[1] = of->twice ? tt_scaled_matmul(all, inputs.at[1], scale, inputs.at[3], inputs.at[4], NULL, TUTTI_BF16)
-                           : outputs[0];
+    outputs[0] = tt_scaled_matmul(all, inputs.at[1], scale, inputs.at[3], NULL, NULL, TUTTI_F32, of->fast);
+    outputs[1] = of->twice
+                     ? tt_scaled_matmul(all, inputs.at[1], scale, inputs.at[3], inputs.at[4], NULL, TUTTI_BF16, false)
+                     : outputs[0];
     outputs[2] = of->keep ? tt_to(all, TUTTI_F32) : outputs[0];
     outputs[3] = of->linear ? tt_matmul(all, inputs.at[1]) : outputs[0];
     return 4;
@@ -271,7 +273,7 @@ static int scaled_gather(tt_tensor_list inputs, tt_tensor **outputs, void *user)
 static int scaled_scatter(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     const form *of = user;
     tt_tensor *product =
-        tt_scaled_matmul(inputs.at[0], inputs.at[1], inputs.at[2], inputs.at[3], NULL, NULL, TUTTI_F32);
+        tt_scaled_matmul(inputs.at[0], inputs.at[1], inputs.at[2], inputs.at[3], NULL, NULL, TUTTI_F32, of->fast);
     if (of->flat)
         product = tt_reshape(product, tt_shape(2, tt_size(product, 0) / 2, tt_size(product, 1)));
     outputs[0] = tt_reduce_scatter(product, of->reduction, of->dim, of->group);
@@ -320,6 +322,35 @@ TEST_WORLD(products_of_narrow_numbers_are_fused_with_their_scales, 2) {
     CHECK_EQ(check(scaled_scatter, &last, scaled_inputs(list, rank, true), "matmul_scatter",
                    "fused_scaled_matmul_reduce_scatter"),
              0);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
+/* Whether the graph, after the pass, has the text. */
+static bool reads(tt_compile_function *function, const form *of, tt_tensor_list inputs, const char *pass,
+                  const char *text) {
+    tt_graph *graph;
+    CHECK(tt_capture(function, (void *)of, inputs, &graph) && tt_graph_pass(graph, pass));
+    char *printed = tt_graph_text(graph);
+    bool found = strstr(printed, text) != NULL;
+    tutti_free(printed);
+    tt_graph_release(&graph);
+    return found;
+}
+
+TEST_WORLD(fused_products_have_fast_sums_where_the_products_had, 2) {
+    tt_scope scope = tt_scope_open();
+    tutti_group *group = tutti_world_group(world);
+    tt_tensor *list[5];
+    tt_tensor_list inputs = scaled_inputs(list, tutti_group_rank(group), false);
+    const form exact = { group, 0, TUTTI_SUM, .twice = true },
+               fast = { group, 0, TUTTI_SUM, .twice = true, .fast = true }; /* the second product is exact */
+    CHECK(reads(scaled_gather, &exact, inputs, "gather_matmul", "use_fast_accum=[0, 0]"));
+    CHECK(reads(scaled_gather, &fast, inputs, "gather_matmul", "use_fast_accum=[1, 0]"));
+    CHECK(reads(scaled_scatter, &exact, inputs, "matmul_scatter", "use_fast_accum=false"));
+    CHECK(reads(scaled_scatter, &fast, inputs, "matmul_scatter", "use_fast_accum=true"));
+    CHECK_EQ(check(scaled_gather, &fast, inputs, "gather_matmul", "fused_all_gather_scaled_matmul"), 1);
+    CHECK_EQ(check(scaled_scatter, &fast, inputs, "matmul_scatter", "fused_scaled_matmul_reduce_scatter"), 1);
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(group, NULL));
 }

@@ -397,13 +397,13 @@ def scaled(rank, size, name):
     A = [data(other, (rows, depth), torch.float32, 31).to(narrow) for other in range(size)]
     B = data(9, (columns, depth), torch.float32, 32).to(narrow).t()  # as torch._scaled_mm wants it
     a_scales, b_scale = [torch.full((rows, 1), 0.5 + other) for other in range(size)], torch.rand(1, columns, generator=torch.Generator().manual_seed(3)) + 0.5
-    gathered, (product,) = torch.ops.symm_mem.fused_all_gather_scaled_matmul(A[rank], [B], a_scales[rank], [b_scale], 0, name, [None], [None], [torch.bfloat16], [False])
+    gathered, (product,) = torch.ops.symm_mem.fused_all_gather_scaled_matmul(A[rank], [B], a_scales[rank], [b_scale], 0, name, [None], [None], [torch.bfloat16], [True])
     wanted = (torch.cat(A).float() * torch.cat(a_scales)) @ (B.float() * b_scale)
     assert product.dtype == torch.bfloat16 and torch.equal(gathered.float(), torch.cat(A).float())
     torch.testing.assert_close(product.float(), wanted, rtol=0.02, atol=0.05)
     wide = [data(other, (rows * size, depth), torch.float32, 33).to(narrow) for other in range(size)]
     part = torch.ops.symm_mem.fused_scaled_matmul_reduce_scatter(wide[rank], B, torch.tensor(0.5), torch.tensor(2.0), "sum", 0, 0, name, [rows * size, columns],
-                                                                 out_dtype=torch.float32)
+                                                                 out_dtype=torch.float32, use_fast_accum=True)
     torch.testing.assert_close(part, sum(each.float() @ B.float() for each in wide).chunk(size)[rank], rtol=1e-3, atol=1e-3)
 
 

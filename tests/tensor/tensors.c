@@ -377,9 +377,9 @@ TEST(products_of_i8_sum_in_i32_and_scaled_ones_in_f32) {
     tt_tensor *rows = tt_from((float[]){ 1, 2 }, tt_shape(2, 1), TUTTI_F32, NULL),
               *one = tt_full(tt_shape(), 0.5, TUTTI_F32, NULL);
     tt_tensor *bias = tt_from((float[]){ 1, 2, 3 }, tt_shape(3), TUTTI_F32, NULL);
-    tt_tensor *s = tt_scaled_matmul(a, b, rows, one, bias, tt_full(tt_shape(), 2, TUTTI_F32, NULL), TUTTI_F64);
+    tt_tensor *s = tt_scaled_matmul(a, b, rows, one, bias, tt_full(tt_shape(), 2, TUTTI_F32, NULL), TUTTI_F64, false);
     CHECK(tt_at(s, tt_shape(1, 2)) == (-3000000.0 * 2 * 0.5 + 3) * 2);
-    CHECK(tt_scaled_matmul(a, b, bias, one, NULL, NULL, TUTTI_F32) == NULL);
+    CHECK(tt_scaled_matmul(a, b, bias, one, NULL, NULL, TUTTI_F32, false) == NULL);
     CHECK_STATUS(tt_scope_close(&scope), TUTTI_ERROR_ARGUMENT);
     CHECK_MESSAGE("scale_a");
 }

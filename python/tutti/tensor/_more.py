@@ -136,7 +136,7 @@ def fused_all_gather_matmul(a_shard: Tensor, bs: Sequence[Tensor], group: AnyGro
 
 def fused_all_gather_scaled_matmul(a_shard: Tensor, bs: Sequence[Tensor], a_scale: Tensor, b_scales: Sequence[Tensor], group: AnyGroup, gather_dim: int = 0,
                                    biases: Sequence[Optional[Tensor]] = (), result_scales: Sequence[Optional[Tensor]] = (),
-                                   out_dtypes: Sequence[Optional[Dtype]] = (), return_gathered: bool = False) -> Any:
+                                   out_dtypes: Sequence[Optional[Dtype]] = (), use_fast_accum: Sequence[bool] = (), return_gathered: bool = False) -> Any:
     """scaled_matmul of A and each b, for narrow types: see fused_all_gather_matmul. Scales are of f32, one, or one per row of a_shard and column of b."""
     options = _ScaledOptions()
     held = _calls.handle_list(biases), _calls.handle_list(result_scales)
@@ -144,6 +144,9 @@ def fused_all_gather_scaled_matmul(a_shard: Tensor, bs: Sequence[Tensor], a_scal
     numbers = (ctypes.c_int * max(1, len(out_dtypes)))(*[dtype_number(dtype) if dtype is not None else 0 for dtype in out_dtypes])
     if out_dtypes:
         options.out_dtypes, options.out_dtype_count = ctypes.addressof(numbers), len(out_dtypes)
+    fast = (ctypes.c_bool * max(1, len(use_fast_accum)))(*use_fast_accum)
+    if use_fast_accum:
+        options.use_fast_accum, options.use_fast_accum_count = ctypes.addressof(fast), len(use_fast_accum)
     return _with_gathered(return_gathered, _gather_scaled, a_shard, bs, a_scale, b_scales, gather_dim, group, ctypes.byref(options))
 
 

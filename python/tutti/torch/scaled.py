@@ -55,21 +55,22 @@ def _called(function, *arguments, **named):
         raise error from cause
 
 
-def all_gather_scaled_matmul(group, A, Bs, A_scale, B_scales, gather_dim, biases, result_scales, out_dtypes):
+def all_gather_scaled_matmul(group, A, Bs, A_scale, B_scales, gather_dim, biases, result_scales, out_dtypes, use_fast_accum):
     """All ranks' A along gather_dim, and its scaled products with each of Bs."""
     (a, scale), _held = _lists([A, A_scale])
     bs, scales, bias, result_scale = _lists(Bs), _lists(B_scales), _lists(biases or []), _lists(result_scales or [])
     dtypes = [_dtype(given, A.dtype) for given in (out_dtypes or [None] * len(Bs))]
     whole, products = _called(fused_all_gather_scaled_matmul, a, bs[0], scale, scales[0], Group(group._world, group._handle, owned=False), gather_dim % A.dim(),
-                              bias[0], result_scale[0], [dtype_name(dtype) for dtype in dtypes], return_gathered=True)
+                              bias[0], result_scale[0], [dtype_name(dtype) for dtype in dtypes], use_fast_accum or [], return_gathered=True)
     return _theirs(whole, A.dtype), [_theirs(product, dtype) for product, dtype in zip(products, dtypes)]
 
 
-def scaled_matmul_reduce_scatter(group, A, B, A_scale, B_scale, reduce_op, orig_scatter_dim, scatter_dim, output_shape, bias, result_scale, out_dtype):
+def scaled_matmul_reduce_scatter(group, A, B, A_scale, B_scale, reduce_op, orig_scatter_dim, scatter_dim, output_shape, bias, result_scale, out_dtype,
+                                 use_fast_accum):
     """This rank's part of the sum over the ranks of the scaled product of A and B."""
     (a, b, a_scale, b_scale, added, scaled), _held = _lists([A, B, A_scale, B_scale, bias, result_scale])
     dtype = _dtype(out_dtype, A.dtype)
     shape = list(output_shape) if output_shape is not None else [*A.shape[:-1], B.shape[1]]
     made = _called(fused_scaled_matmul_reduce_scatter, a, b, a_scale, b_scale, orig_scatter_dim, scatter_dim, shape,
-                   Group(group._world, group._handle, owned=False), reduce_op, added, scaled, dtype_name(dtype))
+                   Group(group._world, group._handle, owned=False), reduce_op, added, scaled, dtype_name(dtype), use_fast_accum)
     return _theirs(made, dtype)

@@ -351,14 +351,15 @@ def _fused_matmul_reduce_scatter(A, B, reduce_op, scatter_dim, group_name):
 
 def _fused_all_gather_scaled_matmul(A, Bs, A_scale, B_scales, gather_dim, group_name, biases, result_scales, out_dtypes, use_fast_accum):
     from . import scaled
-    return scaled.all_gather_scaled_matmul(_resolve(group_name), A, Bs, A_scale, B_scales, gather_dim, biases, result_scales, out_dtypes)
+    return scaled.all_gather_scaled_matmul(_resolve(group_name), A, Bs, A_scale, B_scales, gather_dim, biases, result_scales, out_dtypes,
+                                           use_fast_accum)
 
 
 def _fused_scaled_matmul_reduce_scatter(A, B, A_scale, B_scale, reduce_op, orig_scatter_dim, scatter_dim_after_maybe_reshape, group_name, output_shape, bias=None,
                                         result_scale=None, out_dtype=None, use_fast_accum=False):
     from . import scaled
     return scaled.scaled_matmul_reduce_scatter(_resolve(group_name), A, B, A_scale, B_scale, reduce_op, orig_scatter_dim, scatter_dim_after_maybe_reshape,
-                                               output_shape, bias, result_scale, out_dtype)
+                                               output_shape, bias, result_scale, out_dtype, use_fast_accum)
 
 
 _kernels = torch.library.Library("symm_mem", "IMPL", "CPU")
