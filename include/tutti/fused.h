@@ -29,6 +29,11 @@
  * while the others multiply. Calls of several threads on one group take turns; one that does not get its turn by the
  * group's deadline ends the group with TUTTI_ERROR_TIMEOUT.
  *
+ * BATCHES (tutti_batch_begin) are a rank's own list until they end. A call while one is open on the group runs at once,
+ * and so do its gradients: it comes before the batch, which is left as it is, also where the call fails; one behind
+ * tutti_batch_end comes behind the batch, which may be a work on its way. Other ranks need not have a batch open. Where
+ * its end is in the order of calls must be the same on all ranks, else that is TUTTI_ERROR_MISMATCH.
+ *
  * ON A GPU a call agrees with the other ranks' hosts, enqueues on the current stream and returns; ranks that are
  * threads need a stream each. What goes wrong on the device later, a deadline or a death, ends the group: the next call
  * on it and tutti_group_check say so. Calls can be captured into a CUDA graph after one of the same sizes; a workspace
@@ -109,7 +114,9 @@ TUTTI_API tt_tensor *tt_fused_scaled_matmul_reduce_scatter(tt_tensor *a, tt_tens
 /* Works on one rank's shards, which belong to the caller and are read only; `rank` is whose they are. The tensors live
  * until it returns. It returns TUTTI_OK, or a failure that the call then returns; an error that it leaves pending
  * counts as one. Fused operations and pipelines on the same group are TUTTI_ERROR_STATE inside it; it must not wait for
- * another thread's either, which would end the group at its deadline. */
+ * another thread's either, which would end the group at its deadline. Other collectives, and batches that end, have
+ * their place among those of the pipeline itself, and that can differ from rank to rank: make them on another group.
+ * To note calls in a batch is allowed. */
 typedef tutti_status tt_shard_consumer(void *argument, tt_tensor_list shards, int rank);
 
 /* Gathers several contiguous tensors along dimension 0 and hands each rank's to `consume`, this rank's first, then the

@@ -378,6 +378,38 @@ TEST_RANKS(gradients_are_fused_forms_and_agree_with_the_cpu) {
     END;
 }
 
+/* A batch is a rank's own list until it ends; what is called meanwhile is enqueued before it, and what is called while
+ * it is on its way behind it. */
+TEST_RANKS(forms_run_while_a_batch_is_open_or_on_its_way) {
+    BEGIN;
+    int32_t one = rank + 1, sum = 0;
+    tutti_batch *batch;
+    tutti_work *work = NULL;
+    CHECK_OK(tutti_batch_begin(group, &batch));
+    CHECK_OK(tutti_all_reduce(group, &one, &sum, 1, TUTTI_I32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .batch = batch)));
+    for (int ended = 0; ended < 2; ended++) {
+        tt_tensor *x = whole(tt_shape(4 * ranks, 16), TUTTI_F32, rank), *right = whole(tt_shape(16, 8), TUTTI_F32, 3),
+                  *leaf = tt_require_grad(tt_detach(there(x)), true), *here = tt_require_grad(x, true),
+                  *y = tt_fused_matmul_reduce_scatter(leaf, there(right), TUTTI_SUM, 0, group),
+                  *all = tt_fused_all_gather_matmul(leaf, tt_tensors(there(right)), 0, group, NULL).at[0];
+        CHECK(tt_equal(back(y), tt_fused_matmul_reduce_scatter(here, right, TUTTI_SUM, 0, group)));
+        CHECK(tt_equal(back(all), tt_fused_all_gather_matmul(here, tt_tensors(right), 0, group, NULL).at[0]));
+        tt_backward(tt_add(tt_sum(y), tt_sum(all)), NULL);
+        tt_backward(tt_add(tt_sum(tt_fused_matmul_reduce_scatter(here, right, TUTTI_SUM, 0, group)),
+                           tt_sum(tt_fused_all_gather_matmul(here, tt_tensors(right), 0, group, NULL).at[0])),
+                    NULL);
+        CHECK(tt_grad(leaf) != NULL && tt_equal(back(tt_grad(leaf)), tt_grad(here)));
+        if (ended == 0) {
+            CHECK_EQ(sum, 0);
+            CHECK_OK(tutti_batch_end(batch, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        }
+    }
+    CHECK_OK(tutti_work_wait(work, 0));
+    tutti_work_release(work);
+    CHECK_EQ(sum, ranks * (ranks + 1) / 2);
+    END;
+}
+
 /* ---- what goes wrong ---- */
 
 TEST_RANKS(calls_that_differ_are_told_on_every_rank_and_end_nothing) {
