@@ -14,11 +14,14 @@ from ._interface import version as __version__
 from .errors import (AbortedError, ArgumentError, DeadError, DeadlineError, Error, FileMissingError, GoneError, InterruptedCallError, MismatchError,
                      NotFoundError, OutOfMemoryError, RangeError, StateError, SystemCallError, TypeMismatchError, UnsupportedError)
 from .spawn import spawn
-from .world import Batch, Group, Memory, Peers, Store, Work, World
+from .memory import Memory, Peers
+from .store import Store
+from .world import Batch, Event, Group, Work, World, clock
 
-__all__ = ["AbortedError", "ArgumentError", "Batch", "CompiledBackward", "DeadError", "DeadlineError", "Error", "FileMissingError", "GoneError", "Group", "InterruptedCallError", "Memory",
-           "MismatchError", "NotFoundError", "OutOfMemoryError", "Peers", "RangeError", "StateError", "Store", "SystemCallError", "TypeMismatchError", "UnsupportedError", "Work",
-           "World", "capture", "compile", "data", "errors", "graph", "nn", "optim", "parallel", "spawn", "streams", "tensor"]
+__all__ = ["AbortedError", "ArgumentError", "Batch", "CompiledBackward", "Connectivity", "DeadError", "DeadlineError", "Error", "Event", "FileMissingError",
+           "GoneError", "Group", "InterruptedCallError", "Memory", "Mesh", "MismatchError", "NotFoundError", "OutOfMemoryError", "Peers", "RangeError", "StateError",
+           "Store", "SystemCallError", "TypeMismatchError", "UnsupportedError", "Work", "World", "capture", "clock", "compile", "data", "errors", "graph",
+           "mesh_shape", "named", "nn", "optim", "parallel", "spawn", "streams", "tensor"]
 _MODULES = ("data", "graph", "nn", "optim", "parallel", "streams", "tensor")  # with the tensor library, which is loaded when it is first needed
 
 
@@ -27,6 +30,10 @@ def __getattr__(name):
         return _importlib.import_module("." + name, __name__)
     if name in ("CompiledBackward", "compile", "capture"):
         return getattr(_importlib.import_module(".graph", __name__), name)
+    if name == "named":
+        return _importlib.import_module(".named", __name__)
+    if name in ("Connectivity", "Mesh", "mesh_shape"):
+        return getattr(_importlib.import_module(".mesh", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

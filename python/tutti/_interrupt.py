@@ -65,8 +65,8 @@ def call_any(function, *arguments):
 
 def wait(world, attempt, nanoseconds, over=None):
     """The status of a wait that changes nothing, attempt(nanoseconds). over() tells whether what it waits for has come to an end, and so knows more than a
-    piece of the wait; without one, nanoseconds is not 0."""
-    if threading.current_thread() is not _main or _raises():
+    piece of the wait; without one, nanoseconds is not 0. Where nothing can be interrupted, without a world, it is made in pieces, too."""
+    if threading.current_thread() is not _main or (_raises() and world is not None):
         return call(world, attempt, nanoseconds)
     end = time.monotonic_ns() + nanoseconds
     while True:

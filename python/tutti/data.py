@@ -17,6 +17,7 @@ import os
 import weakref
 from typing import Any, Iterator, Optional, Tuple
 
+from ._arguments import c_stream, release_here
 from ._library import lib, struct
 from .buffers import dtype_number
 from .errors import FileMissingError, NotFoundError, StateError
@@ -30,18 +31,13 @@ _open, _begin = _calls.bind("tt_tokens_open", "pointer", "sP"), _calls.bind("tt_
 _batch = _calls.bind("tt_tokens_batch", "done", "PqPP")
 
 
-def _release(process: int, function: Any, handle: Any) -> None:
-    if process == os.getpid():
-        function(handle)
-
-
 class _Closed:
     """Something of C's that is ended by close, by the end of a block, or when its object goes."""
     _handle: Optional[int]
 
     def _own(self, handle: Any, function: Any) -> None:
         self._handle = handle
-        self._release = weakref.finalize(self, _release, os.getpid(), function, handle)
+        self._release = weakref.finalize(self, release_here, os.getpid(), function, handle)
         self._release.atexit = False
 
     def _need(self) -> int:
@@ -101,41 +97,20 @@ class Progress(_Closed):
     has a fileno (default: standard error); with a world the share of waiting is told."""
 
     def __init__(self, steps: int = 0, done: int = 0, file: Any = None, world: Any = None) -> None:
-        stream = _stream(file) if file is not None else None
-        options = _ProgressOptions(steps=steps, done=done, file=stream, world=world._open() if world is not None else None)
+        stream = c_stream(file) if file is not None else None
+        options = _ProgressOptions(steps=steps, done=done, file=stream.address if stream is not None else None, world=world._open() if world is not None else None)
         self._world = world
-        try:
-            handle = _calls.answer(_begin, ctypes.byref(options))
-        except BaseException:
-            _fclose(stream)
-            raise
 
-        def end(progress: int) -> None:
+        def end(progress: Optional[int]) -> None:
             lib.tt_progress_end(progress)
-            _fclose(stream)
-        self._own(handle, end)
+            if stream is not None:
+                stream.close()
+        try:
+            self._own(_calls.answer(_begin, ctypes.byref(options)), end)
+        except BaseException:
+            end(None)
+            raise
 
     def step(self, loss: float, tokens: int = 0) -> None:
         """After a step: its loss, and how many tokens it has seen, on all ranks if that is to be told."""
         lib.tt_progress_step(self._need(), loss, tokens)
-
-
-_c = ctypes.CDLL(None, use_errno=True)
-_c.fdopen.restype, _c.fdopen.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_char_p]
-_c.fclose.argtypes = [ctypes.c_void_p]
-
-
-def _stream(file: Any) -> int:
-    """A FILE * of C's over what a Python file writes to."""
-    file.flush()
-    descriptor = os.dup(file.fileno())
-    stream = _c.fdopen(descriptor, b"w")
-    if not stream:
-        os.close(descriptor)
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return stream
-
-
-def _fclose(stream: Optional[int]) -> None:
-    if stream:
-        _c.fclose(stream)

@@ -83,18 +83,23 @@ class InterruptedCallError(Error, InterruptedError):
 
 
 _CLASSES = {"ARGUMENT": ArgumentError, "RANGE": RangeError, "TYPE": TypeMismatchError, "NOT_FOUND": NotFoundError, "UNSUPPORTED": UnsupportedError,
-            "SYSTEM": SystemCallError, "MEMORY": OutOfMemoryError, "TIMEOUT": DeadlineError, "DEAD": DeadError, "GONE": GoneError, "MISMATCH": MismatchError,
+            "EMPTY": NotFoundError, "SYSTEM": SystemCallError, "MEMORY": OutOfMemoryError, "TIMEOUT": DeadlineError, "DEAD": DeadError, "GONE": GoneError, "MISMATCH": MismatchError,
             "ABORTED": AbortedError, "INTERRUPTED": InterruptedCallError,
             **dict.fromkeys(("STATE", "HANDLE", "SCOPE", "VERSION", "FREED", "GRAPH", "CAPTURE"), StateError)}
 _NAMES = {value: name[len("TUTTI_ERROR_"):] for name, value in constants.items() if name.startswith("TUTTI_ERROR_") and name not in
           ("TUTTI_ERROR_MESSAGE", "TUTTI_ERROR_RANKS")}
 
 
+def status_name(status: int) -> str:
+    """The name of a status, without TUTTI_ERROR_: "DEAD"."""
+    return _NAMES.get(status, str(status))
+
+
 def error_of(status: int) -> Error:
     """The exception for a status that a call has just returned to this thread."""
     info = struct("tutti_error_info")()
     lib.tutti_error_detail(ctypes.byref(info))
-    name = _NAMES.get(status, str(status))
+    name = status_name(status)
     kind = _CLASSES.get(name, Error)
     if kind is SystemCallError and info.system_error == errno.ENOENT:
         kind = FileMissingError

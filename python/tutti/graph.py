@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import tempfile
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from ._arguments import c_stream
 from ._library import constants, lib, struct
 from .tensor import _calls
 from .tensor._autograd import address_of, fill
@@ -24,6 +26,7 @@ _pass = _calls.bind("tt_graph_pass", "done", "Ps")
 _count = _calls.bind("tt_graph_count", "done", "PP")
 _parse = _calls.bind("tt_graph_parse", "pointer", "sP")
 _check = _calls.bind("tt_graph_check", "done", "P")
+_print_dot, _print_svg = _calls.bind("tt_graph_print_dot", "done", "PP"), _calls.bind("tt_graph_print_svg", "done", "PP")
 _compiled_count = _calls.bind("tt_compiled_count", "done", "PP")
 _CacheOptions, _BackwardCounts = struct("tt_backward_cache_options"), struct("tt_backward_counts")
 _cache_new, _cache_count = _calls.bind("tt_backward_cache_new", "done", "PP"), _calls.bind("tt_backward_cache_count", "done", "PP")
@@ -238,6 +241,21 @@ class Graph:
 
     def __str__(self) -> str:
         return _graph_text(self._handle)
+
+    def dot(self) -> str:
+        """A picture in the language of Graphviz."""
+        return self._printed(_print_dot)
+
+    def svg(self) -> str:
+        """A picture for a browser."""
+        return self._printed(_print_svg)
+
+    def _printed(self, function: Any) -> str:
+        with tempfile.TemporaryFile() as file:
+            with c_stream(file) as stream:
+                _calls.done(function, self._handle, stream)
+            file.seek(0)
+            return file.read().decode()
 
     def rewrite(self, name: str) -> Graph:
         """Runs a pass by its name; passes() lists them. It changes the graph, which is returned."""

@@ -5,20 +5,24 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import operator
 import os
 import weakref
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ._library import constants, struct
 from .buffers import dtype_number
 from .nn._module import Module, _named_list
 from .optim import Optimizer
 from .tensor import _calls
-from .tensor._calls import AnyGroup, Dtype
+from .tensor._autograd import address_of
+from .tensor._calls import AnyGroup, Device, Dtype
 from .tensor._tensor import Tensor
 
 _DataOptions, _ShardOptions = struct("tt_data_parallel_options"), struct("tt_fully_sharded_options")
 _DataCounts, _ShardCounts, _Named = struct("tt_data_parallel_counts"), struct("tt_fully_sharded_counts"), struct("tt_named_list")
+_BucketStruct = struct("tt_bucket")
+_EVENTS = {constants[f"TT_SHARD_{name.upper()}"]: name for name in ("gather", "free", "reduce", "shrink")}
 _data_parallel = _calls.bind("tt_data_parallel_new", "pointer", "PGP")
 _data_count = _calls.bind("tt_data_parallel_count", "done", "PP")
 _shard = _calls.bind("tt_fully_shard", "pointer", "PzPGP")
@@ -39,18 +43,49 @@ def _counted(function: Any, handle: Any, counts: Any) -> Dict[str, int]:
     return {name: getattr(counts, name) for name, *_ in counts._fields_[1:]}
 
 
-def _end(process: int, release: Any, handle: int) -> None:
+def _end(process: int, release: Any, handle: int, number: Optional[int]) -> None:
+    """Ends it, and what its callbacks were given by."""
     if process == os.getpid():
         _calls.done(release, handle)
+        _calls.kept.drop(number)
+
+
+class Bucket(NamedTuple):
+    """Gradients that are reduced together: bucket `number` of `total`; values is flat, gradients are the parts of it, one per parameter."""
+    number: int
+    total: int
+    values: Tensor
+    gradients: List[Tensor]
+    group: Any
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+@_calls.callback(None)
+def _reduce(user, address):
+    function, group = _calls.kept.get(user)
+    bucket = _BucketStruct.from_address(address)
+    function(Bucket(bucket.index, bucket.count, _calls.borrow(bucket.values), _calls.list_of(bucket.gradients), group))
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+@_calls.callback(0)
+def _dimension(user, name, parameter):
+    return operator.index(_calls.kept.get(user)[0](name.decode(), _calls.borrow(parameter)))
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
+@_calls.callback(None)
+def _watch(user, kind, name):
+    _calls.kept.get(user)[1](_EVENTS[kind], name.decode())
 
 
 class _Parallel:
     _sync: Any
     _end: Any
 
-    def __init__(self, module: Module, handle: int) -> None:
+    def __init__(self, module: Module, handle: int, number: Optional[int] = None) -> None:
         self.module, self._handle = module, handle
-        self._release = weakref.finalize(self, _end, os.getpid(), type(self)._end, handle)
+        self._release = weakref.finalize(self, _end, os.getpid(), type(self)._end, handle, number)
         self._release.atexit = False
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
@@ -76,10 +111,18 @@ class DataParallel(_Parallel):
     _sync, _end = _data_sync, _data_release
 
     def __init__(self, module: Module, group: AnyGroup, bucket_bytes: int = 0, first_bucket_bytes: int = 0, find_unused: bool = False,
-                 static_graph: bool = False, own_buffers: bool = False) -> None:
+                 static_graph: bool = False, own_buffers: bool = False, reduce: Optional[Callable[[Bucket], Any]] = None) -> None:
+        """reduce(bucket) brings the values of a bucket of gradients to what all ranks shall have, in place, instead of averaging them."""
         options = _DataOptions(bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes, find_unused=find_unused, static_graph=static_graph,
                                own_buffers=own_buffers)
-        super().__init__(module, _calls.answer(_data_parallel, module._need(), group, ctypes.byref(options)))
+        number = _calls.kept.add((reduce, group)) if reduce is not None else None
+        if number is not None:
+            options.reduce, options.user = address_of(_reduce).value, number
+        try:
+            super().__init__(module, _calls.answer(_data_parallel, module._need(), group, ctypes.byref(options)), number)
+        except BaseException:
+            _calls.kept.drop(number)
+            raise
 
     def counts(self) -> Dict[str, int]:
         """What was done so far, on this rank."""
@@ -93,16 +136,26 @@ class FullySharded(_Parallel):
 
     def __init__(self, module: Module, group: AnyGroup, units: Sequence[Module] = (), reshard: str = "units", replicas: Optional[AnyGroup] = None,
                  param_dtype: Optional[Dtype] = None, reduce_dtype: Optional[Dtype] = None, output_dtype: Optional[Dtype] = None, keep_inputs: bool = False,
-                 own_values: bool = False, prefetch: bool = True, divisor: float = 0.0) -> None:
+                 own_values: bool = False, prefetch: bool = True, divisor: float = 0.0, device: Optional[Device] = None, near_ranks: int = 0,
+                 dimension: Optional[Callable[[str, Tensor], int]] = None, watch: Optional[Callable[[str, str], Any]] = None) -> None:
+        """device: where parameters are gathered to and computed with, while shards, gradients and the optimizer stay where the parameters are. near_ranks: so many
+        consecutive ranks keep a unit among them after its forward. dimension(name, parameter) says along which one a parameter is cut (0 without it).
+        watch(event, unit) is told "gather", "free", "reduce" and "shrink" of each unit, by its path."""
         number = constants.get(f"TT_RESHARD_{reshard.upper()}")
         if number is None:
             raise ValueError(f"tutti: {reshard!r} is no way to reshard; there are units, always and never")
         options = _ShardOptions(reshard=number, replicas=_calls.group_handle(replicas).value, keep_inputs=keep_inputs, own_values=own_values,
-                                no_prefetch=not prefetch, divisor=divisor)
+                                no_prefetch=not prefetch, divisor=divisor, device=_calls.device_number(device), near_ranks=near_ranks)
+        options.dimension, options.watch = address_of(_dimension).value if dimension is not None else None, address_of(_watch).value if watch is not None else None
         for field, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype), ("output_dtype", output_dtype)):
             setattr(options, field, dtype_number(dtype) if dtype is not None else 0)
         handles = (ctypes.c_void_p * max(1, len(units)))(*[unit._need() for unit in units])
-        super().__init__(module, _calls.answer(_shard, module._need(), len(units), handles, group, ctypes.byref(options)))
+        options.user = kept = _calls.kept.add((dimension, watch))
+        try:
+            super().__init__(module, _calls.answer(_shard, module._need(), len(units), handles, group, ctypes.byref(options)), kept)
+        except BaseException:
+            _calls.kept.drop(kept)
+            raise
 
     def gather(self, unit: Optional[Module] = None) -> None:
         """Gathers a unit by hand (None: all), until free or its next forward or backward. A collective."""

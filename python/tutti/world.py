@@ -4,43 +4,22 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import operator
 import os
 import traceback
 import weakref
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _interrupt
+from ._arguments import (device_number, integer as _int, integers as _ints, nanoseconds as _nanoseconds, release_here as _release_here, sizes as _sizes,
+                         text as _text)
 from ._library import constants, lib, struct
-from .buffers import buffer_of, dtype_bytes, dtype_number, new_like, numpy_dtype
-from .errors import check, error_of
+from .buffers import buffer_of, dtype_bytes, new_like
+from .errors import check, error_of, status_name
+from .memory import Memory
+from .store import Store
 
 _Call = struct("tutti_call")
 _REDUCTIONS = {name: constants["TUTTI_" + name.upper()] for name in ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")}
-
-
-def _text(value):
-    return value.encode() if value is not None else None
-
-
-def _nanoseconds(seconds):
-    return 0 if seconds is None else min(2**63 - 1, max(1, int(seconds * 1e9)))
-
-
-def _int(value):
-    """An int of C; ctypes alone would cut a larger one."""
-    value = operator.index(value)
-    if not -2**31 <= value < 2**31:
-        raise OverflowError(f"tutti: {value} is no rank and no tag: it does not fit into 32 bits")
-    return value
-
-
-def _ints(values):
-    return (ctypes.c_int * len(values))(*[_int(value) for value in values])
-
-
-def _sizes(values):
-    return (ctypes.c_size_t * len(values))(*values)
 
 
 def reduction_number(name: Optional[str]) -> int:
@@ -49,10 +28,14 @@ def reduction_number(name: Optional[str]) -> int:
     return _REDUCTIONS[name]
 
 
-def _release_here(process, function, handle):
-    """A forked child has copies of these objects, and the library's locks as they were at that moment: it touches nothing."""
-    if process == os.getpid():
-        function(handle)
+def _lists(lists):
+    """Lists of ranks as C takes them: rows, their lengths, and what must be kept."""
+    kept = [_ints(list(ranks)) for ranks in lists]
+    return (ctypes.c_void_p * max(1, len(kept)))(*[ctypes.addressof(row) for row in kept]), _ints([len(row) for row in kept] or [0]), kept
+
+
+def _options(name, tag, description, timeout, **fields):
+    return struct("tutti_group_options")(name=_text(name), tag=_text(tag), description=_text(description), timeout_ns=_nanoseconds(timeout), **fields)
 
 
 _left: Deque[Tuple[int, Any]] = collections.deque()  # works that nobody waits for any more, with their buffers, which the library uses until they end
@@ -133,6 +116,12 @@ class Group:
     rank = property(lambda self: lib.tutti_group_rank(self._handle), doc="This rank in the group.")
     size = property(lambda self: lib.tutti_group_size(self._handle), doc="How many ranks it has.")
     name = property(lambda self: lib.tutti_group_name(self._handle).decode(), doc="Its name.")
+    description = property(lambda self: lib.tutti_group_description(self._handle).decode(), doc="For people.")
+    tag = property(lambda self: lib.tutti_group_tag(self._handle).decode(), doc="That with which World.find_group finds it.")
+    sequence = property(lambda self: lib.tutti_group_sequence(self._handle), doc="The number of the last operation that this rank began; 0: none yet.")
+    completed = property(lambda self: lib.tutti_group_completed(self._handle), doc="The number of the last operation that this rank completed; 0: none yet.")
+    settled = property(lambda self: lib.tutti_group_settled(self._handle),
+                       doc="Of a group that came from shrink: the last operation that all its members had completed in the old one; else 0.")
 
     @property
     def ranks(self) -> List[int]:
@@ -149,6 +138,19 @@ class Group:
     def timeout(self, seconds: float) -> Any:
         check(lib.tutti_group_set_timeout(self._handle, _nanoseconds(seconds)))
 
+    def rank_of(self, world_rank: int) -> int:
+        """From a rank of the world to that of the group."""
+        return self._asked(lib.tutti_group_rank_of, world_rank)
+
+    def world_rank(self, rank: int) -> int:
+        """From a rank of the group to that of the world."""
+        return self._asked(lib.tutti_group_world_rank, rank)
+
+    def _asked(self, function, rank):
+        found = ctypes.c_int()
+        check(function(self._handle, _int(rank), ctypes.byref(found)))
+        return found.value
+
     def __repr__(self) -> str:
         return f"<tutti.Group {self.name!r}, rank {self.rank} of {self.size}>"
 
@@ -158,6 +160,11 @@ class Group:
             self.world._groups.discard(self)
             self._release()
             self._handle = None
+
+    def destroy(self) -> None:
+        """Takes the group out of its world: its name and tag are free again, and further operations on it are errors."""
+        check(lib.tutti_group_destroy(self._handle))
+        self.close()
 
     def __enter__(self) -> Group:
         return self
@@ -252,6 +259,18 @@ class Group:
         return self._run(lib.tutti_reduce_scatter, (source.address, target.address, target.count, source.number, reduction_number(op)), out, (source, target), wait,
                          timeout)
 
+    def reduce_scatter_v(self, array: Any, counts: Sequence[int], op: str = "sum", out: Any = None, wait: bool = True, timeout: Optional[float] = None) -> Any:
+        """reduce_scatter in parts of counts[rank] elements, one after the other in the array."""
+        if len(counts) != self.size:
+            raise ValueError(f"reduce_scatter_v: counts are {list(counts)}, for {self.size} ranks")
+        source, target, out = self._pair("reduce_scatter_v", array, out, (counts[self.rank],))
+        self._length("reduce_scatter_v", target, counts[self.rank])
+        if source.count != sum(counts):
+            raise ValueError(f"reduce_scatter_v: counts are {list(counts)}, and the array has {source.count} elements")
+        kept = _sizes(counts)
+        return self._run(lib.tutti_reduce_scatter_v, (source.address, target.address, kept, source.number, reduction_number(op)), out, (source, target, kept), wait,
+                         timeout)
+
     def gather(self, array: Any, root: int = 0, out: Any = None, wait: bool = True, timeout: Optional[float] = None) -> Any:
         """all_gather whose result the root alone gets; None elsewhere."""
         source = buffer_of(array)
@@ -310,11 +329,44 @@ class Group:
         return self._run(lib.tutti_recv, (target.address, target.count, target.number, constants["TUTTI_ANY_SOURCE"] if source is None else _int(source),
                                           constants["TUTTI_ANY_TAG"] if tag is None else _int(tag)), array, target, wait, timeout)
 
+    def send_recv(self, array: Any, to: Optional[int], out: Any, source: Optional[int], tag: int = 0, wait: bool = True, timeout: Optional[float] = None) -> Any:
+        """A send and a receive side by side, so that ranks which all call it wait for nobody in a circle. None is nobody: nothing goes, or nothing comes."""
+        sent, target, out = self._pair("send_recv", array, out, None)
+        nobody = constants["TUTTI_NOBODY"]
+        return self._run(lib.tutti_send_recv, (sent.address, sent.count, nobody if to is None else _int(to), target.address, target.count,
+                                               nobody if source is None else _int(source), sent.number, _int(tag)), out, (sent, target), wait, timeout)
+
+    def prepare(self, timeout: Optional[float] = None) -> None:
+        """Sets up what the first collective would, so that later calls need no memory. All ranks call it."""
+        return self._run(lib.tutti_group_prepare, (), None, None, True, timeout)
+
+    def backend_team(self, name: str, timeout: Optional[float] = None) -> int:
+        """The library's own object for this group: a team of NVSHMEM. All ranks of the group call it."""
+        team, call = ctypes.c_int32(), _Call(timeout_ns=_nanoseconds(timeout))
+        check(_interrupt.call(self.world._handle, lib.tutti_backend_team, self._handle, _text(name), ctypes.byref(call), ctypes.byref(team)))
+        return team.value
+
+    def lend_communicator(self, name: str, communicator: int) -> None:
+        """Lends a communicator of the program's own (an ncclComm_t, as a number), which must be non-blocking, to this group's calls by that backend."""
+        check(lib.tutti_backend_communicator(self._handle, _text(name), communicator))
+
     def batch(self) -> Batch:
         """Sends, receives and collectives inside of `with group.batch():` run as one."""
         return Batch(self)
 
     # ---- groups of groups, and their end ----
+
+    def subgroups(self, size: int, description: Optional[str] = None, timeout: Optional[float] = None) -> Group:
+        """Its ranks in blocks of so many, each a group: this rank's. All ranks of this group call it."""
+        options, handle = _options(None, None, description, timeout), ctypes.c_void_p()
+        check(_interrupt.call(self.world._handle, lib.tutti_group_new_subgroups, self._handle, size, ctypes.byref(options), None, ctypes.byref(handle)))
+        return Group(self.world, handle.value)
+
+    def split(self, lists: Sequence[Sequence[int]], description: Optional[str] = None, timeout: Optional[float] = None) -> Optional[Group]:
+        """One group per list of this group's ranks: this rank's, or None where it is in no list. All ranks of this group call it."""
+        options, handle, (rows, counts, _kept) = _options(None, None, description, timeout), ctypes.c_void_p(), _lists(lists)
+        check(_interrupt.call(self.world._handle, lib.tutti_group_split, self._handle, rows, counts, len(lists), ctypes.byref(options), ctypes.byref(handle)))
+        return self.world._group_of(handle.value, owned=True)
 
     def shrink(self, exclude: Sequence[int] = (), timeout: Optional[float] = None) -> Group:
         """The ranks that live, without those excluded, as a new group. Every one of them calls it, also after this group has ended."""
@@ -377,127 +429,21 @@ class Batch:
         self._kept = []
 
 
-class Peers:
-    """The blocks of all ranks of a group, mapped."""
-
-    def __init__(self, memory: Memory, group: Any, handle: Any) -> None:
-        self.group, self._memory, self._handle = group, memory, handle
-        self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_peers_release, handle)
-
-    def array(self, rank: int, shape: Any = None, dtype: Any = None, offset: int = 0) -> Any:
-        """The block of a rank, or a part of it, as a NumPy array over that very memory. offset is in elements."""
-        import numpy
-        shape = self._memory.shape if shape is None else shape
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        dtype = self._memory.dtype if dtype is None else dtype
-        view = struct("tutti_view")()
-        check(lib.tutti_peers_get_buffer(self._handle, rank, (ctypes.c_int64 * max(1, len(shape)))(*shape), len(shape), dtype_number(dtype), offset,
-                                         ctypes.byref(view)))
-        count = 1
-        for size in shape:
-            count *= size
-        block: Any = (ctypes.c_char * (count * dtype_bytes(dtype))).from_address(view.data or 1) if count else (ctypes.c_char * 0)()
-        block._owner = self  # the array keeps the mapping
-        return numpy.frombuffer(block, numpy_dtype(dtype)).reshape(shape)
-
-    def put(self, to: int, array: Any, offset: int = 0, timeout: Optional[float] = None) -> Any:
-        """Writes an array into a rank's block, offset bytes from its beginning."""
-        source = buffer_of(array)
-        self._call(lib.tutti_peers_put, to, offset, source.address, source.count * dtype_bytes(source.dtype), timeout=timeout)
-
-    def get(self, source: Optional[int], array: Any, offset: int = 0, timeout: Optional[float] = None) -> bytes:
-        """Reads from a rank's block into an array, which is returned."""
-        target = buffer_of(array, writable=True)
-        self._call(lib.tutti_peers_get, source, offset, target.address, target.count * dtype_bytes(target.dtype), timeout=timeout)
-        return array
-
-    def signal(self, to: int, channel: int = 0, timeout: Optional[float] = None) -> Any:
-        """Tells a rank that waits for it; it sees what was put before."""
-        self._call(lib.tutti_peers_signal, to, channel, timeout=timeout)
-
-    def wait_signal(self, source: Optional[int], channel: int = 0, timeout: Optional[float] = None) -> Any:
-        """Waits for the signal of a rank."""
-        self._call(lib.tutti_peers_wait_signal, source, channel, timeout=timeout)
-
-    def barrier(self, channel: int = 0, timeout: Optional[float] = None) -> Any:
-        """Of all ranks; each sees what the others have put before."""
-        self._call(lib.tutti_peers_barrier, channel, timeout=timeout)
-
-    def _call(self, function, *arguments, timeout):
-        call = _Call(timeout_ns=_nanoseconds(timeout))
-        check(_interrupt.call(self.group.world._handle, function, self._handle, *arguments, ctypes.byref(call)))
+class Event(NamedTuple):
+    """What World.next_event tells: kind is "death", "close" or "group_ended"; rank the world rank that died, closed or ended the group; text the same in words."""
+    kind: str
+    status: str
+    rank: int
+    group: str
+    text: str
 
 
-class Memory:
-    """Symmetric memory: a block of this rank that others can map. Arrays over it keep it alive, also beyond the world."""
-
-    def __init__(self, world: Any, shape: Any, dtype: Any, handle: Any) -> None:
-        self.world, self.shape, self.dtype, self._handle = world, shape, dtype, handle
-        self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_memory_release, handle)
-
-    def rendezvous(self, group: Optional[Group] = None) -> Peers:
-        """A collective of the group (default: the world's): maps the blocks of all, which must be equally long."""
-        group = group if group is not None else self.world.group
-        handle = ctypes.c_void_p()
-        check(_interrupt.call(self.world._handle, lib.tutti_memory_rendezvous, self._handle, group._handle, ctypes.byref(handle)))
-        return Peers(self, group, handle.value)
-
-    @property
-    def array(self) -> Any:
-        """The block itself, as a NumPy array over it."""
-        import numpy
-        block: Any = (ctypes.c_char * lib.tutti_memory_bytes(self._handle)).from_address(lib.tutti_memory_data(self._handle))
-        block._owner = self
-        dtype = numpy_dtype(self.dtype)
-        count = 1
-        for size in self.shape:
-            count *= size
-        return numpy.frombuffer(block, dtype, count).reshape(self.shape)
+_EVENTS = {constants[f"TUTTI_EVENT_{kind.upper()}"]: kind for kind in ("death", "close", "group_ended")}
 
 
-class Store:
-    """Keys and values that all ranks see: world.store."""
-
-    def __init__(self, world: Any, handle: Any) -> None:
-        self._world, self._lent = world, handle
-
-    @property
-    def _handle(self):
-        self._world._open()  # the store goes with it
-        return self._lent
-
-    def set(self, key: str, value: Any) -> None:
-        value = value.encode() if isinstance(value, str) else bytes(value)
-        check(_interrupt.call(self._world._handle, lib.tutti_store_set, self._handle, _text(key), value, len(value)))
-
-    def get(self, key: str, timeout: Optional[float] = None) -> bytes:
-        """The value, as bytes; waits until it is there."""
-        value, length = ctypes.c_void_p(), ctypes.c_size_t()
-        self._wait(lambda limit: lib.tutti_store_get(self._handle, _text(key), limit, ctypes.byref(value), ctypes.byref(length)), timeout)
-        found = ctypes.string_at(value, length.value)
-        lib.tutti_free(value)
-        return found
-
-    def add(self, key: str, amount: int = 1) -> int:
-        """Adds to a counter, and returns the sum."""
-        total = ctypes.c_int64()
-        check(_interrupt.call(self._world._handle, lib.tutti_store_add, self._handle, _text(key), amount, ctypes.byref(total)))
-        return total.value
-
-    def wait(self, *keys: str, timeout: Optional[float] = None) -> Any:
-        """Until all keys are there."""
-        names = (ctypes.c_char_p * len(keys))(*[key.encode() for key in keys])
-        self._wait(lambda limit: lib.tutti_store_wait(self._handle, names, len(keys), limit), timeout)
-
-    def _wait(self, attempt, timeout):
-        nanoseconds = _nanoseconds(timeout) or lib.tutti_group_timeout(lib.tutti_world_group(self._world._open()))
-        check(_interrupt.wait(self._world._handle, attempt, nanoseconds))
-
-    def delete(self, key: str) -> bool:
-        """Whether it was there."""
-        existed = ctypes.c_bool()
-        check(lib.tutti_store_delete(self._handle, _text(key), ctypes.byref(existed)))
-        return existed.value
+def clock() -> float:
+    """Seconds since some moment in the past, the same for all ranks of one host; never goes back."""
+    return lib.tutti_clock() * 1e-9
 
 
 class World:
@@ -517,12 +463,25 @@ class World:
         options = struct("tutti_world_options")(name=_text(name), rank=rank or 0, rank_count=size or 0, store_url=_text(store),
                                                 timeout_ns=_nanoseconds(timeout), settings=_text(settings),
                                                 threads=constants["TUTTI_NONE"] if threads == 0 else threads or 0)
-        self._handle = _interrupt.aside(lambda given_up: _opened(options, given_up))
+        self._begin(_interrupt.aside(lambda given_up: _opened(options, given_up)))
+
+    def _begin(self, handle):
+        self._handle: Optional[int] = handle
         self._group: Optional[Group] = None
         self._groups: weakref.WeakSet[Group] = weakref.WeakSet()
         self._process = os.getpid()
         if self.size > 1:
             _interrupt.worlds.add(self._handle)
+
+    @classmethod
+    def fake(cls, rank: int, size: int, fail: bool = False) -> World:
+        """A world in which this process pretends to be one rank of many: nothing moves, every call succeeds at once (with fail: fails), and arguments are checked as
+        in a real one."""
+        options, handle = struct("tutti_fake_options")(error_on_collective=bool(fail)), ctypes.c_void_p()
+        check(lib.tutti_world_open_fake(_int(rank), _int(size), ctypes.byref(options), ctypes.byref(handle)))
+        made = cls.__new__(cls)
+        made._begin(handle.value)
+        return made
 
     def _open(self):
         if self._handle is None:
@@ -534,6 +493,8 @@ class World:
     local_rank = property(lambda self: lib.tutti_world_local_rank(self._open()), doc="Among the ranks of this host.")
     local_size = property(lambda self: lib.tutti_world_local_size(self._open()), doc="How many ranks this host has.")
     launcher = property(lambda self: lib.tutti_world_launcher(self._open()).decode(), doc="How the world was found.")
+    name = property(lambda self: lib.tutti_world_name(self._open()).decode(), doc="Its name.")
+    address = property(lambda self: lib.tutti_world_address(self._open()).decode(), doc="This host's address on the route to the others; '' without a network.")
 
     @property
     def group(self) -> Any:
@@ -547,26 +508,133 @@ class World:
     def store(self) -> Any:
         """Where the ranks meet; None in a world of one."""
         handle = lib.tutti_world_store(self._open())
-        return Store(self, handle) if handle else None
+        return Store(handle, self) if handle else None
 
-    def new_group(self, ranks: Sequence[int], name: Optional[str] = None, tag: Optional[int] = None, timeout: Optional[float] = None) -> Optional[Group]:
-        """A group of these ranks. All ranks of the world call it; None on those that are not in it."""
-        options = struct("tutti_group_options")(name=_text(name), tag=_text(tag), timeout_ns=_nanoseconds(timeout))
+    def new_group(self, ranks: Sequence[int], name: Optional[str] = None, tag: Optional[str] = None, timeout: Optional[float] = None,
+                  description: Optional[str] = None, keep_order: bool = False, local: bool = False) -> Optional[Group]:
+        """A group of these ranks, sorted unless keep_order is set. All ranks of the world call it, or with local its members alone; None on those that are not in it.
+        Where a group of that tag and those ranks exists, it is that one."""
+        options = _options(name, tag, description, timeout, keep_order=bool(keep_order), local_synchronization=bool(local))
         handle = ctypes.c_void_p()
         check(_interrupt.call(self._open(), lib.tutti_group_new, self._handle, _ints(ranks), len(ranks), ctypes.byref(options), ctypes.byref(handle)))
-        return Group(self, handle.value) if self.rank in ranks else None
+        return self._group_of(handle.value, owned=True)
 
-    def empty(self, shape: Any, dtype: Any = "f32", huge_pages: Optional[bool] = None) -> Memory:
-        """Symmetric memory for an array. Memory.array is the array, Memory.rendezvous maps those of the others."""
+    def new_groups(self, lists: Sequence[Sequence[int]], description: Optional[str] = None, timeout: Optional[float] = None) -> Optional[Group]:
+        """One group per list of ranks: this rank's, or None where it is in no list. All ranks of the world call it."""
+        options, handle, (rows, counts, _kept) = _options(None, None, description, timeout), ctypes.c_void_p(), _lists(lists)
+        check(_interrupt.call(self._open(), lib.tutti_group_new_subgroups_by_enumeration, self._handle, rows, counts, len(lists), ctypes.byref(options), None,
+                              ctypes.byref(handle)))
+        return self._group_of(handle.value, owned=True)
+
+    def _group_of(self, handle: Optional[int], owned: bool = False) -> Optional[Group]:
+        """The object for a group: None for one that this rank is no member of."""
+        if not handle or lib.tutti_group_rank(handle) < 0:
+            return None
+        if handle == lib.tutti_world_group(self._open()):
+            if owned:
+                lib.tutti_group_release(handle)
+            return self.group
+        return Group(self, handle if owned else lib.tutti_group_keep(handle))
+
+    def group_named(self, name: str) -> Optional[Group]:
+        """The living group of that name; None where there is none."""
+        return self._group_of(lib.tutti_group_by_name(self._open(), _text(name)))
+
+    def find_group(self, ranks: Sequence[int], tag: str = "") -> Optional[Group]:
+        """The oldest group of that tag with exactly these ranks, in any order; None where there is none."""
+        return self._group_of(lib.tutti_group_find(self._open(), _text(tag), _ints(ranks), len(ranks)))
+
+    def groups(self) -> List[Group]:
+        """Every living group of this rank, in the order of creation."""
+        count = lib.tutti_group_enumerate(self._open(), None, 0)
+        room = (ctypes.c_void_p * max(1, count))()
+        count = min(count, lib.tutti_group_enumerate(self._handle, room, count))
+        return [group for group in (self._group_of(room[i]) for i in range(count)) if group is not None]
+
+    def empty(self, shape: Any, dtype: Any = "f32", huge_pages: Optional[bool] = None, alignment: int = 0, signal_pad_bytes: int = 0,
+              persistent_id: Optional[int] = None) -> Memory:
+        """Symmetric memory for an array, zeroed. Memory.array is the array, Memory.rendezvous maps those of the others. alignment is a power of two up to 2 MiB (0:
+        128). A persistent id names memory that keeps its address and contents as long as the world lives: one that was given back is found again."""
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         count = 1
         for size in shape:
             count *= size
         choice = {None: 0, False: constants["TUTTI_NO"], True: constants["TUTTI_YES"]}[huge_pages]
-        options = struct("tutti_memory_options")(huge_pages=choice)
+        options = struct("tutti_memory_options")(huge_pages=choice, alignment=alignment, signal_pad_bytes=signal_pad_bytes, persistent=persistent_id is not None,
+                                                 persistent_id=persistent_id or 0)
         handle = ctypes.c_void_p()
         check(lib.tutti_memory_alloc(self._open(), count * dtype_bytes(dtype), ctypes.byref(options), ctypes.byref(handle)))
         return Memory(self, shape, dtype, handle.value)
+
+    # ---- backends ----
+
+    def open_backend(self, name: str, timeout: Optional[float] = None) -> None:
+        """Opens a backend on all ranks, which all call it: "nvshmem" and "nccl" need that before their first use."""
+        self._call(lib.tutti_backend_open, _text(name), timeout=timeout)
+
+    def grow_backend(self, name: str, bytes: int, timeout: Optional[float] = None) -> None:
+        """Gives an open backend whose memory is reserved so many more bytes on every rank. All ranks call it."""
+        self._call(lib.tutti_backend_grow, _text(name), bytes, timeout=timeout)
+
+    def backend_module(self, name: str, module: int) -> None:
+        """Makes a module of the program's own kernels (a CUmodule, as a number) ready for the device functions of an open backend."""
+        check(lib.tutti_backend_module(self._open(), _text(name), module))
+
+    def _call(self, function, *arguments, timeout):
+        call = _Call(timeout_ns=_nanoseconds(timeout))
+        check(_interrupt.call(self._open(), function, self._handle, *arguments, ctypes.byref(call)))
+
+    def memory_backend(self, device: str = "cpu") -> str:
+        """Which backend serves the symmetric memory of a device."""
+        name = ctypes.c_char_p()
+        check(lib.tutti_memory_backend(self._open(), device_number(device), ctypes.byref(name)))
+        return (name.value or b"").decode()
+
+    def set_memory_backend(self, device: str, name: str) -> None:
+        """Chooses it, before the first allocation on that device."""
+        check(lib.tutti_memory_set_backend(self._open(), device_number(device), _text(name)))
+
+    def has_multicast(self, device: str = "cuda") -> bool:
+        """Whether the device can write to all its peers at once."""
+        return lib.tutti_memory_has_multicast_support(self._open(), device_number(device))
+
+    # ---- what happened ----
+
+    def next_event(self, timeout: Optional[float] = None) -> Event:
+        """A death, a close or the end of a group, each told once; waits for one until the timeout."""
+        event = struct("tutti_event")()
+        check(_interrupt.wait(self._open(), lambda limit: lib.tutti_world_next_event(self._handle, limit, ctypes.byref(event)),
+                              _nanoseconds(timeout) or lib.tutti_group_timeout(lib.tutti_world_group(self._handle))))
+        return Event(_EVENTS[event.kind], status_name(event.status), event.rank, event.group.decode(errors="replace"), event.text.decode(errors="replace"))
+
+    @property
+    def event_fd(self) -> int:
+        """A descriptor that is readable while an event has not been taken, for select and event loops. It ends with the world."""
+        descriptor = ctypes.c_int()
+        check(lib.tutti_world_event_fd(self._open(), ctypes.byref(descriptor)))
+        return descriptor.value
+
+    def counters(self, operation: str) -> Dict[str, Any]:
+        """What this rank has done so far by one operation ("all_reduce"): calls, failures, bytes, seconds spent in them."""
+        counters = struct("tutti_counters")()
+        check(lib.tutti_trace_counters(self._open(), _text(operation), ctypes.byref(counters)))
+        return {"calls": counters.calls, "failures": counters.failures, "bytes": counters.bytes, "seconds": counters.time_ns * 1e-9}
+
+    def trace(self) -> str:
+        """This rank's flight recorder, as JSON."""
+        text = ctypes.c_void_p()
+        check(lib.tutti_trace_text(self._open(), ctypes.byref(text)))
+        found = ctypes.string_at(text).decode(errors="replace")
+        lib.tutti_free(text)
+        return found
+
+    def write_trace(self, folder: Any) -> None:
+        """Writes it into a folder, for `tutti trace folder`."""
+        check(lib.tutti_trace_write(self._open(), os.fsencode(folder)))
+
+    def inject_fault(self, faults: str) -> None:
+        """Faults on purpose, for tests of one's own programs: "rank=2,op=all_reduce,at=17,do=kill"."""
+        check(lib.tutti_fault_inject(self._open(), _text(faults)))
 
     def interrupt(self) -> None:
         """Ends the waits of this rank, from any thread, until resume."""

@@ -103,6 +103,23 @@ def callbacks_come_when_a_backward_is_over():
     assert "never" not in seen and held_now() == held
 
 
+def a_tensor_that_was_saved_can_be_refilled():
+    x = tt.ones(3, requires_grad=True)
+    y = x.exp()
+    with tt.no_grad():
+        saved = y.detach()
+        kept = saved.clone()
+        with tt.preserve_versions(y):
+            saved.fill_(0)
+            saved.copy_(kept)
+    assert y.version == 0
+    y.sum().backward()
+    assert x.grad.equal(kept)
+    z = x.exp()
+    z.detach().fill_(0)
+    raises(tutti.StateError, z.sum().backward)
+
+
 # ---- compiled backwards ----
 
 def network():
@@ -227,5 +244,5 @@ def progress_tells_how_far_it_is():
 
 if __name__ == "__main__":
     run((nodes_have_names_and_hooks, hooks_of_nodes_run_in_order_and_let_go, hooks_of_nodes_that_are_wrong_are_told, callbacks_come_when_a_backward_is_over,
-         compiled_backwards_compute_the_same, hooks_are_captured_unless_they_are_opaque, what_a_hook_raises_leaves_a_compiled_backward,
+         a_tensor_that_was_saved_can_be_refilled, compiled_backwards_compute_the_same, hooks_are_captured_unless_they_are_opaque, what_a_hook_raises_leaves_a_compiled_backward,
          functions_of_ones_own_run_as_ever, tokens_come_in_batches, progress_tells_how_far_it_is))

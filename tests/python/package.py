@@ -6,6 +6,7 @@ import ast
 import os
 import pathlib
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -310,6 +311,40 @@ def importing_is_quick_and_needs_nothing():
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300).stdout == "False False\n"
 
 
+# Functions of C that Python's users do not need, and why.
+NOT_WANTED = {
+    "the language has it": "tutti_main tutti_spawn tutti_convert tutti_view_count tutti_view_bytes tutti_view_of tt_dims_of tt_no_dims tt_tensors_of tt_named tt_at tt_print "
+                           "tt_size tt_stride tt_offset tt_graph_print tt_metadata_get tt_module_user tt_module_name tt_module_call tt_function_module "
+                           "tt_sequential_module tt_symm_enabled",
+    "exceptions": "tutti_status_name tutti_error_clear tutti_error_set tutti_error_save tutti_error_restore tt_error_pending tt_error_clear tt_error_show",
+    "names instead of numbers": "tutti_device_at tutti_device_kind tutti_device_index tutti_dtype_size tutti_dtype_name tutti_reduction_name tutti_dtype_parse "
+                                "tutti_reduction_parse tutti_reduction_applies tutti_algorithm_parse",
+    "objects count their references": "tutti_work_keep tutti_memory_keep tutti_mesh_keep tutti_peers_keep tutti_pool_keep tutti_group_world tutti_peers_group tutti_pool_alloc "
+                                      "tutti_pool_device tutti_memory_find tt_scope_return tt_finalize tt_optimizer_group_count",
+    "one argument that is several things": "tutti_form_group tutti_form_name tutti_form_ranks tutti_form_lists tutti_form_mesh tutti_form_mesh_dim tutti_group_expand "
+                                           "tutti_group_resolve tutti_group_find_or_new tt_group",
+    "part of another function": "tt_backward tt_data_mut tt_to_dlpack tt_save_safetensors tt_fused_all_gather_matmul_native tt_sgd_step tt_adamw_step tt_bucket_average "
+                                "tt_module_clip_grad_norm tutti_store_underlying tutti_store_has_extended_api tutti_peers_get_remote tutti_work_sequence",
+    "pointers into memory, for kernels of one's own": "tutti_memory_signal_pad tutti_memory_pad_bytes tutti_memory_signal_pad_bytes tutti_memory_set_signal_pad_bytes "
+                                                      "tutti_view_memset32 tutti_view_write_value32 tutti_peers_multicast tutti_peers_bytes "
+                                                      "tutti_peers_pad_bytes tutti_peers_buffer tutti_peers_signal_pad tutti_peers_get_signal_pad tutti_work_join",
+    "launchers": "tutti_store_serve",
+    "tests of the library": "tt_count tt_operator_count tt_operator_at tt_operator_argument_at tt_symm_test_begin tt_symm_test_end tt_set_version"}
+
+
+def every_function_of_c_is_at_hand():
+    """In the package, or named above; and nothing is named above that is in the package."""
+    from tutti import _interface
+    folder = pathlib.Path(tutti.__file__).parent
+    text = "\n".join(path.read_text() for path in folder.rglob("*.py") if path.name != "_interface.py" and "torch" not in path.parts)
+    used = set(re.findall(r"\b(?:tt|tutti)_\w+", text))
+    unwanted = set(" ".join(NOT_WANTED.values()).split())
+    missing = [name for name in _interface.functions if name not in used | unwanted and not name.endswith("_init")]
+    assert not missing, f"neither bound nor named as not wanted: {missing}"
+    assert not unwanted & used, f"bound, and named as not wanted: {unwanted & used}"
+    assert unwanted <= set(_interface.functions), unwanted - set(_interface.functions)
+
+
 def the_package_is_python_of_3_9():
     """Its grammar; annotations that Python evaluates; and names that came to the standard library later. (`scripts/test python` runs it on a 3.9.)"""
     later = {"pairwise", "batched", "bit_count", "StrEnum", "TypeAlias", "ParamSpec", "Concatenate", "TypeGuard", "Self", "LiteralString", "Never", "assert_never",
@@ -336,4 +371,4 @@ if __name__ == "__main__":
     run((collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, symmetric_memory_is_an_array, numpy_arrays_of_every_type,
          errors_are_exceptions, a_death_reaches_the_others_and_the_parent, the_launcher_starts_scripts, ctrl_c_ends_a_wait, a_handler_that_raises_nothing_ends_nothing,
          ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused,
-         importing_is_quick_and_needs_nothing, the_package_is_python_of_3_9))
+         importing_is_quick_and_needs_nothing, every_function_of_c_is_at_hand, the_package_is_python_of_3_9))

@@ -131,6 +131,22 @@ def parallel(group):
     for name, tensor in helper.named_parameters():
         same(tensor, wanted[name], 1e-4)
     helper.close()
+    buckets, seen = [], []
+
+    def reduce(bucket):
+        buckets.append((bucket.number, bucket.total, [gradient.shape for gradient in bucket.gradients]))
+        bucket.values.all_reduce_(bucket.group, "avg")
+    net, helper, _ = trained(nn, tt, optim, lambda net: parallel_.DataParallel(net, group, reduce=reduce), rows)
+    for name, tensor in net.named_parameters():
+        same(tensor, wanted[name], 1e-4)
+    assert len(buckets) == helper.counts()["reductions"] and sum(len(shapes) for _, _, shapes in buckets) == 3 * len(wanted), buckets
+    helper.close()
+    net, helper, _ = trained(nn, tt, optim, lambda net: parallel_.FullySharded(net, group, units=[net[0]], watch=lambda *event: seen.append(event),
+                                                                              dimension=lambda name, parameter: parameter.ndim - 1), rows)
+    for name, tensor in helper.named_parameters():
+        same(tensor, wanted[name], 1e-4)
+    assert net[0].weight.shape == (8, 4 // size) and {kind for kind, unit in seen} >= {"gather", "free", "reduce"} and {unit for kind, unit in seen} == {"", "0"}, seen
+    helper.close()
     tt.seed(9)
     first, second = nn.ColumnLinear(4, 8, group), nn.RowLinear(8, 4, group)
     tt.seed(9)

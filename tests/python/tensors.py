@@ -491,6 +491,7 @@ def graphs_can_be_looked_at():
     for name in ("dead", "functional"):
         assert tutti.graph.passes()[name]
         graph.rewrite(name).check()
+    assert graph.dot().startswith("digraph") and "relu" in graph.dot() and "<svg" in graph.svg() and graph.svg().rstrip().endswith("</svg>")
     raises(tutti.Error, graph.rewrite, "nonsense")
     raises(tutti.Error, tutti.graph.parse, "graph(")
 

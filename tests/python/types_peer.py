@@ -41,6 +41,11 @@ def main() -> None:
             progress.step(z.sum().item())
         if z.grad_fn is not None:
             z.grad_fn.register_prehook(lambda grads: [grads[0]])
+        mesh = tutti.Mesh(world, (1, world.size), names=("data", "model"))
+        row = mesh.group("model")
+        members: List[int] = row.ranks if row is not None else []
+        value: bytes = tutti.Store.memory().get("key", timeout=1.5)
+        kind: str = world.next_event(timeout=1).kind
         with tutti.streams.Stream("cuda") as stream:
             number: int = stream.handle
 """
@@ -71,7 +76,7 @@ def the_package_and_programs_are_checked():
 
 def everything_has_a_docstring():
     missing = []
-    for module in (tutti, tutti.data, tutti.graph, tutti.nn, tutti.optim, tutti.parallel, tutti.streams, tutti.tensor):
+    for module in (tutti, tutti.data, tutti.graph, tutti.named, tutti.nn, tutti.optim, tutti.parallel, tutti.streams, tutti.tensor):
         for name in getattr(module, "__all__", None) or [name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__]:
             thing = getattr(module, name)
             if not name.startswith("_") and (inspect.isclass(thing) or inspect.isfunction(thing)) and not thing.__doc__:

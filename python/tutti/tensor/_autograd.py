@@ -18,6 +18,7 @@ _List = _calls.ListStruct
 _BackwardOptions, _HookOptions = struct("tt_backward_options"), struct("tt_hook_options")
 _Context = struct("tt_hook_context")
 _FunctionStruct, _SavedHooks = struct("tt_function"), struct("tt_saved_hooks")
+_preserve = _calls.bind("tt_preserve_begin", "pointer", "L")
 _backward_from = _calls.bind("tt_backward_from", "done", "LLP")
 _gradients = _calls.bind("tt_gradients", "tensors", "LLLP")
 _apply = _calls.bind("tt_apply", "tensors", "PLP")
@@ -77,6 +78,19 @@ def grad_enabled() -> bool:
 def detect_anomaly(on: bool = True) -> _Mode:
     """`with detect_anomaly():` an operator whose result holds a NaN is an error that names it, its module and, in a backward, its node. It is slow."""
     return _Mode(lib.tt_anomaly_mode, bool(on))
+
+
+class preserve_versions:
+    """`with preserve_versions(x, y):` what is written into these tensors inside leaves their versions as they were: to refill one that was saved for a backward."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._tensors, self._handle = tensors, None  # type: Any, Any
+
+    def __enter__(self) -> None:
+        self._handle = _calls.answer(_preserve, self._tensors)
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        lib.tt_preserve_end(self._handle)
 
 
 # ---- backward ----

@@ -111,6 +111,17 @@ class SymmetricPool:
             _calls.done(_pool_end)
 
 
+    def statistics(self) -> Dict[str, int]:
+        """Blocks and bytes that are given out and kept for the next tensor, and how often a used block served one."""
+        found = struct("tutti_pool_statistics")()
+        check(lib.tutti_pool_query(self._handle, ctypes.byref(found)))
+        return {name: getattr(found, name) for name, *_ in found._fields_[1:]}
+
+    def trim(self) -> None:
+        """Gives the unused blocks back to the system."""
+        lib.tutti_pool_trim(self._handle)
+
+
 def _end_pool(process: int, handle: Any) -> None:
     if process == os.getpid():
         lib.tutti_pool_release(handle)
