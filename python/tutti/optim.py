@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from ._library import constants, lib, struct
 from .nn._module import Module, _named_list
@@ -22,7 +22,8 @@ _steps = _calls.bind("tt_optimizer_steps", "tensor", "P")
 _rate = _calls.bind("tt_optimizer_learning_rate", "tensor", "Pi")
 _state = _named_list("tt_optimizer_state")
 _factor, _apply = _calls.bind("tt_schedule_factor", "double", "Pq"), _calls.bind("tt_schedule_apply", "done", "PP")
-_clip_norm, _clip_value = _calls.bind("tt_clip_grad_norm", "tensor", "LdG"), _calls.bind("tt_clip_grad_value", "done", "Ld")
+_clip_norm, _clip_value = _calls.bind("tt_clip_grad_norm_by", "tensor", "LdGP"), _calls.bind("tt_clip_grad_value", "done", "Ld")
+_clip_module, _ClipOptions = _calls.bind("tt_module_clip_grad_norm_by", "tensor", "PdGP"), struct("tt_clip_options")
 _ZERO = -0.0  # in the library's options 0 is the default, and this is the number
 
 
@@ -115,10 +116,14 @@ class Schedule:
         _calls.done(_apply, ctypes.byref(self._schedule), optimizer._handle)
 
 
-def clip_grad_norm(parameters: Sequence[Tensor], limit: float, group: Optional[AnyGroup] = None) -> Tensor:
-    """The norm of all gradients together; where it is above `limit`, all are scaled in place so that it is `limit`. With a group, parameters are spread over
-    its ranks, and the norm is over all of them."""
-    return _calls.tensor(_clip_norm, parameters, limit, group)
+def clip_grad_norm(parameters: Union[Module, Sequence[Tensor]], limit: float, group: Optional[AnyGroup] = None, p: float = 2.0, finite: bool = False) -> Tensor:
+    """The p-norm of all gradients together (inf: the largest absolute value); where it is above `limit`, all are scaled in place so that it is `limit`. With a group,
+    parameters are spread over its ranks, and the norm is over all of them. A module instead of parameters may have tensor parallel layers, whose parts count as what
+    they are, and group is that over which it is fully sharded. finite: a norm that is not is an error, and gradients stay."""
+    options = ctypes.byref(_ClipOptions(p=p, finite=bool(finite)))
+    if isinstance(parameters, Module):
+        return _calls.tensor(_clip_module, parameters._need(), limit, group, options)
+    return _calls.tensor(_clip_norm, parameters, limit, group, options)
 
 
 def clip_grad_value(parameters: Sequence[Tensor], limit: float) -> None:

@@ -324,7 +324,7 @@ NOT_WANTED = {
     "one argument that is several things": "tutti_form_group tutti_form_name tutti_form_ranks tutti_form_lists tutti_form_mesh tutti_form_mesh_dim tutti_group_expand "
                                            "tutti_group_resolve tutti_group_find_or_new tt_group",
     "part of another function": "tt_backward tt_data_mut tt_to_dlpack tt_save_safetensors tt_fused_all_gather_matmul_native tt_sgd_step tt_adamw_step tt_bucket_average "
-                                "tt_module_clip_grad_norm tutti_store_underlying tutti_store_has_extended_api tutti_peers_get_remote tutti_work_sequence",
+                                "tt_module_clip_grad_norm tt_clip_grad_norm tutti_store_underlying tutti_store_has_extended_api tutti_peers_get_remote tutti_work_sequence",
     "pointers into memory, for kernels of one's own": "tutti_memory_signal_pad tutti_memory_pad_bytes tutti_memory_signal_pad_bytes tutti_memory_set_signal_pad_bytes "
                                                       "tutti_view_memset32 tutti_view_write_value32 tutti_peers_multicast tutti_peers_bytes "
                                                       "tutti_peers_pad_bytes tutti_peers_buffer tutti_peers_signal_pad tutti_peers_get_signal_pad tutti_work_join",

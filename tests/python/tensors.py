@@ -4,6 +4,7 @@
 import ctypes
 import gc
 import inspect
+import math
 import os
 import pathlib
 import pickle
@@ -445,6 +446,10 @@ def optimizers_step_as_their_formulas():
     raises(ValueError, optim.Schedule, "square")
     assert optim.Schedule("step", every=10, factor=0.5).factor(25) == 0.25
     net.weight.grad = tt.full((1, 3), 5.0)
+    gradients = numpy.concatenate([parameter.grad.numpy().ravel() for parameter in net.parameters()])
+    for order in (1.0, 2.0, 3.0, math.inf):
+        norm = optim.clip_grad_norm(net.parameters(), 1e9, p=order)
+        assert math.isclose(norm.item(), numpy.linalg.norm(gradients.astype("f8"), order), rel_tol=1e-6) and optim.clip_grad_norm(net, 1e9, p=order).item() == norm.item()
     optim.clip_grad_value(net.parameters(), 2.0)
     close(net.weight.grad, [[2, 2, 2]])
 
