@@ -145,13 +145,14 @@ typedef struct row_plan {
     tutti_call extra;
     uint64_t factor; /* one half, in the row's type */
     size_t slots, stride;
-    long number; /* of calls made */
+    long number;   /* of calls made */
+    tutti_ran ran; /* what the last one that was measured ran as, where the library says */
 } row_plan;
 
 static void plan_row(bench_arena *arena, const bench_options *options, const bench_operation *operation, size_t bytes,
                      row_plan *plan) {
     size_t count = bench_count(operation, bytes, options->dtype, arena->size);
-    *plan = (row_plan){ .options = options, .operation = operation, .extra = TUTTI_CALL_INIT };
+    *plan = (row_plan){ .options = options, .operation = operation, .extra = TUTTI_CALL_INIT, .ran = TUTTI_RAN_INIT };
     plan->stride = slot_bytes(bench_bytes(operation, count, options->dtype, arena->size));
     plan->slots = options->cold && plan->stride > 0 ? arena->room / plan->stride : 1;
     plan->extra.algorithm = options->algorithm;
@@ -288,6 +289,9 @@ static tutti_status measure(bench_arena *arena, row_plan *plan, int batch, long 
         for (; done < until && status == TUTTI_OK; done++)
             status = measure_once(arena, plan, batch, &arena->times[done]);
         int64_t over = tu_clock_now() >= end;
+        if (plan->operation->one_sided || plan->operation->trips != 1 ||
+            tutti_group_ran(arena->group, &plan->ran) != TUTTI_OK)
+            plan->ran = (tutti_ran)TUTTI_RAN_INIT;
         if (done < most && status == TUTTI_OK)
             status = tutti_broadcast(arena->group, &over, &over, 1, TUTTI_I64, 0, NULL);
         if (over)
@@ -333,10 +337,8 @@ static void describe(const bench_arena *arena, const row_plan *plan, bench_row *
                         .dirty = options->dirty,
                         .isolated = options->isolated };
     snprintf(row->operation, sizeof row->operation, "%s", plan->operation->name);
-    tutti_ran ran = TUTTI_RAN_INIT;
-    bool collective = !plan->operation->one_sided && plan->operation->trips == 1;
-    if (collective && tutti_group_ran(arena->group, &ran) == TUTTI_OK)
-        snprintf(row->algorithm, sizeof row->algorithm, "%s", tutti_algorithm_name(ran.algorithm));
+    if (plan->ran.operation[0] != '\0')
+        snprintf(row->algorithm, sizeof row->algorithm, "%s", tutti_algorithm_name(plan->ran.algorithm));
 }
 
 tutti_status bench_measure(bench_arena *arena, const bench_options *options, const bench_operation *operation,
