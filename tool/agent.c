@@ -7,6 +7,7 @@
 #include "agent.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -25,6 +26,8 @@
 
 #define DECIDE_NS (2 * TU_SECOND) /* that a failure waits for a death that may have caused it to be told */
 #define FAREWELL_NS (2 * TU_SECOND)
+#define CLOCK_QUESTIONS 16 /* at once, at the beginning; then one with each beat */
+#define CLOCK_DRIFT 10000  /* a clock goes wrong by one in so many at most */
 
 /* ---- for the launcher ---- */
 
@@ -138,6 +141,40 @@ static void note_signal(agent *this, int number) {
 bool agent_ended_from_outside(const agent *this, int wait_status) {
     return this->outside != 0 && WIFSIGNALED(wait_status) &&
            (WTERMSIG(wait_status) == this->outside || (this->outside_twice && WTERMSIG(wait_status) == SIGKILL));
+}
+
+/* ---- clocks ---- */
+
+static void ask_clock(agent *this) {
+    tu_frame frame = { .kind = TU_FRAME_CLOCK };
+    snprintf(frame.text, sizeof frame.text, "%" PRId64, tu_clock_now());
+    if (!this->options.hub && !this->followed)
+        tell(this, &frame, -2);
+}
+
+static bool answer_clock(agent_peer *from, const tu_frame *asked) {
+    tu_frame frame = { .kind = TU_FRAME_CLOCK };
+    snprintf(frame.text, sizeof frame.text, "%.30s %" PRId64, asked->text, tu_clock_now());
+    tu_link_put(&from->link, &frame);
+    agent_peer_flush(from);
+    return true;
+}
+
+/* Question and answer bracket the moment at which the other clock was read: the quickest answer tells the difference
+ * best, to half of what it took. Clocks drift, so an old answer is worth less with time. */
+static bool hear_clock(agent *this, const tu_frame *frame) {
+    int64_t asked, theirs, now = tu_clock_now();
+    if (sscanf(frame->text, "%" SCNd64 " %" SCNd64, &asked, &theirs) != 2 || asked > now || asked < 0 || theirs < 0)
+        return false;
+    int64_t error = (now - asked) / 2, drift = (now - this->clock_at) / CLOCK_DRIFT;
+    if (this->clock_answers == 0 || error <= this->clock_error + drift) {
+        this->clock_error = error;
+        this->clock_at = now;
+        tu_news_set_clock(this->news, asked + error - theirs, error);
+    }
+    if (++this->clock_answers < CLOCK_QUESTIONS)
+        ask_clock(this);
+    return true;
 }
 
 /* ---- the end of ranks ---- */
@@ -313,6 +350,7 @@ void agent_become_hub(agent *this, agent_peer *peers, const bool *counts, int lo
 
 void agent_follow(agent *this, const agent_peer *hub, int lost, const char *address, int store_port, const char *why) {
     agent_peer_close(&this->peers[0]);
+    this->followed = true;
     this->peers[0] = *hub;
     this->peers[0].heard = tu_clock_now();
     tell_again(this);
@@ -342,6 +380,8 @@ static bool hear_as_hub(agent *this, agent_peer *from, const tu_frame *frame) {
             return false;
         consider(this, frame);
         return true;
+    case TU_FRAME_CLOCK:
+        return answer_clock(from, frame);
     case TU_FRAME_DONE:
         from->done = true;
         if (frame->status != 0 && !this->first_known)
@@ -375,6 +415,8 @@ static bool hear_as_agent(agent *this, const tu_frame *frame) {
     case TU_FRAME_FINISH:
         finish(this, frame->status & 0xff);
         return true;
+    case TU_FRAME_CLOCK:
+        return hear_clock(this, frame);
     default:
         return false;
     }
@@ -510,6 +552,7 @@ static void keep_time(agent *this) {
     if (now >= this->beat_at) {
         this->beat_at = now + this->options.silence_ns / AGENT_BEATS;
         tell(this, &(tu_frame){ .kind = TU_FRAME_BEAT }, -2);
+        ask_clock(this);
     }
     for (int i = 0; i < this->peer_count; i++) {
         agent_peer *peer = &this->peers[i];
@@ -637,6 +680,8 @@ int agent_start(agent *this, run_state *state, int guardian, int woken) {
     this->state = state;
     this->guardian = guardian;
     this->woken = woken;
+    if (this->options.hub)
+        tu_news_set_clock(this->news, 0, 0);
     this->told = calloc((size_t)this->options.ranks + 1, sizeof *this->told);
     int error = this->told == NULL ? ENOMEM : tu_thread_start("tutti-agent", talk, this, &this->thread);
     if (error != 0)

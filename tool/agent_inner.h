@@ -65,6 +65,10 @@ struct agent {
     tu_frame candidate; /* a failure that may have another cause; kind 0: none */
     int64_t decide_at;
     bool hub_lost;
+    bool followed; /* another hub than the first */
+    /* How far this host's clock is ahead of the first hub's, which is asked as long as it is the hub. */
+    int clock_answers;
+    int64_t clock_error, clock_at; /* of the best answer, and when it came */
 
     /* The first signal from outside that ends, at whichever launcher, and whether it came again; 0: none. Of the
      * thread; the launcher looks when all is over. */

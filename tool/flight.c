@@ -166,7 +166,7 @@ static int write_one(FILE *file, const tu_job_view *job, int job_rank) {
     if (buffer == NULL)
         return tool_fail("out of memory for a flight recorder");
     int failed = copy_live(&copy, job, job_rank);
-    if (!failed && tu_dump_write(job->page, job_rank, &recorder, buffer) != TUTTI_OK)
+    if (!failed && tu_dump_write(job->page, job_rank, &recorder, NULL, buffer) != TUTTI_OK)
         failed = tool_fail("%s", tutti_error_message());
     fclose(buffer);
     if (!failed) {
@@ -295,6 +295,9 @@ static int copy_file(flight *copy, const json *from) {
     copy->now_ns = read_time(from, "written_ns", MOST_CLOCK);
     copy->opened_ns = read_time(from, "opened_ns", MOST_CLOCK);
     copy->wall_minus_clock_ns = read_time(from, "wall_minus_clock_ns", MOST_WALL);
+    copy->compared = json_member(from, "clock_ahead_ns") != NULL;
+    copy->ahead_ns = read_time(from, "clock_ahead_ns", MOST_CLOCK);
+    copy->error_ns = read_time(from, "clock_error_ns", MOST_CLOCK);
     const json *entries = json_member(from, "entries"), *groups = json_member(from, "groups");
     copy->entries = calloc(count_members(entries) + 1, sizeof *copy->entries);
     copy->groups = calloc(count_members(groups) + 1, sizeof *copy->groups);
@@ -393,6 +396,49 @@ int flight_add_path(flight_list *list, const char *path) {
         failed = tool_fail("there is no flight recorder in %s", path);
     sort(list);
     return failed;
+}
+
+/* One host's word is taken for the time of day; from there the measured differences tell. */
+static bool align(flight_job *job) {
+    const flight *first = &job->flights[0];
+    for (size_t i = 0; i < job->count; i++)
+        if (job->flights[i].live || !job->flights[i].compared)
+            return false;
+    int64_t wall_minus_first = first->wall_minus_clock_ns + first->ahead_ns;
+    for (size_t i = 0; i < job->count; i++)
+        job->flights[i].wall_minus_clock_ns = wall_minus_first - job->flights[i].ahead_ns;
+    return true;
+}
+
+static void tell_clocks(const flight_job *job, FILE *file) {
+    const flight *first = &job->flights[0];
+    for (size_t i = 1; i < job->count; i++) {
+        const flight *copy = &job->flights[i];
+        bool known = false;
+        for (size_t before = 0; before < i && !known; before++)
+            known = strcmp(job->flights[before].host, copy->host) == 0;
+        int64_t ahead = copy->ahead_ns - first->ahead_ns;
+        if (!known)
+            fprintf(file, "host %s: its clock was %.6f s %s that of %s, measured to %.3f ms by the launchers\n",
+                    copy->host, (double)(ahead < 0 ? -ahead : ahead) / 1e9, ahead < 0 ? "behind" : "ahead of",
+                    first->host, (double)(copy->error_ns + first->error_ns) / 1e6);
+    }
+}
+
+void flight_align_files(flight_list *list, FILE *file) {
+    for (size_t i = 0; i < list->count; i++) {
+        flight_job *job = &list->jobs[i];
+        bool live = false;
+        for (size_t at = 0; at < job->count; at++)
+            live = live || job->flights[at].live;
+        if (live || flight_host_count(job) < 2)
+            continue;
+        bool aligned = align(job);
+        if (aligned && file != NULL)
+            tell_clocks(job, file);
+        else if (file != NULL)
+            fprintf(file, "Not all files say how far the clocks of their hosts were apart: all are taken for right\n");
+    }
 }
 
 /* ---- what follows ---- */

@@ -28,6 +28,8 @@ typedef struct flight {
     tu_process_view process; /* the thread that is in the operation, else the one that opened the world */
     int64_t now_ns;          /* when the copy was made, on the host's clock */
     int64_t wall_minus_clock_ns;
+    bool compared;              /* of a file: its host's clock with that of the first launcher … */
+    int64_t ahead_ns, error_ns; /* … of which it is so far ahead */
     int64_t opened_ns;
     tu_record_view *entries; /* oldest first */
     size_t entry_count;
@@ -51,6 +53,10 @@ typedef struct flight_list {
  * file, or all files of a folder. 0, or 1 after printing why not. */
 int flight_add_live(flight_list *list, const char *prefix);
 int flight_add_path(flight_list *list, const char *path);
+
+/* Puts the files of a job over hosts on one clock, where their launchers have compared theirs; says so. NULL: silently.
+ */
+void flight_align_files(flight_list *list, FILE *file);
 
 /* Another host's clock, as it was measured from here. */
 typedef struct flight_clock {

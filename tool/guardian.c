@@ -254,11 +254,14 @@ static void publish(guardian *guardian) {
 
 /* All that the ranks of this job did, for `tutti trace`. The segments are mapped, so it does not matter who is dead. */
 static void write_recorders(const guardian *guardian) {
+    tu_dump_clock clock;
+    const tu_news *news = guardian->plan->page;
+    bool compared = news != NULL && tu_news_clock(news, &clock.ahead_ns, &clock.error_ns);
     for (size_t i = 0; i < guardian->jobs.count; i++) {
         const tu_job_view *job = &guardian->jobs.jobs[i];
         for (int rank = 0; rank < job->size; rank++) {
             tu_recorder recorder = tu_page_recorder(job->page, job->bytes, job->size, rank);
-            (void)!tu_dump_file(job->page, rank, &recorder, guardian->plan->log_dir);
+            (void)!tu_dump_file(job->page, rank, &recorder, compared ? &clock : NULL, guardian->plan->log_dir);
         }
     }
 }

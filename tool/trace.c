@@ -162,7 +162,7 @@ static int gather_hosts(flight_list *list, const char *hosts, const char *rsh, c
     return list->count == 0;
 }
 
-static int gather(flight_list *list, char **names, int count) {
+static int gather(flight_list *list, char **names, int count, bool silent) {
     if (count == 0 && flight_add_live(list, ""))
         return 1;
     for (int i = 0; i < count; i++) {
@@ -177,6 +177,7 @@ static int gather(flight_list *list, char **names, int count) {
         printf("no job of this user is running on this host\n");
         return 1;
     }
+    flight_align_files(list, silent ? NULL : stdout);
     return 0;
 }
 
@@ -224,7 +225,7 @@ static int trace_main(int argc, char **argv) {
         return tool_usage(&tool_trace, "one JOB at most with --hosts");
     flight_list jobs = { 0 };
     bool trace_on_stdout = output != NULL && strcmp(output, "-") == 0;
-    int failed = hosts == NULL ? gather(&jobs, argv + optind, argc - optind)
+    int failed = hosts == NULL ? gather(&jobs, argv + optind, argc - optind, trace_on_stdout)
                                : gather_hosts(&jobs, hosts, rsh, optind < argc ? argv[optind] : "", trace_on_stdout);
     if (!failed && output != NULL)
         failed = write_trace(&jobs, output);

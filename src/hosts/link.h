@@ -43,6 +43,7 @@ typedef enum tu_frame_kind {
     TU_FRAME_ORPHAN,    /* agent, to a candidate: it has lost the hub, and counts on this one and on nobody else */
     TU_FRAME_TAKEOVER,  /* candidate, to those: it is the hub now; status: port of its store */
     TU_FRAME_UNDECIDED, /* candidate, to those: it is still there; flags */
+    TU_FRAME_CLOCK,     /* agent: text: its clock; the first hub answers with that and its own behind it */
     TU_FRAME_KINDS
 } tu_frame_kind;
 

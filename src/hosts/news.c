@@ -19,7 +19,7 @@
 #include "base/clock.h"
 
 #define MAGIC UINT64_C(0x3153574e49545554) /* "TUTINWS1" */
-#define VERSION 4
+#define VERSION 5
 #define HOST_BYTES 64
 #define WHY_BYTES 160
 #ifndef F_SEAL_FUTURE_WRITE
@@ -51,7 +51,9 @@ typedef struct page {
     _Atomic uint32_t alone;                   /* release, pairs with tu_news_cut_off: then why_alone is there */
     char why_alone[WHY_BYTES];
     _Atomic uint32_t electing;
-    _Atomic uint32_t hub; /* node that took the place of the first; release, pairs with tu_news_store; grows */
+    _Atomic uint32_t hub;        /* node that took the place of the first; release, pairs with tu_news_store; grows */
+    _Atomic int64_t clock_ahead; /* before the next */
+    _Atomic int64_t clock_error_plus1;   /* 0: not known; release, pairs with tu_news_clock */
     _Alignas(64) unsigned char tables[]; /* nodes, then ranks */
 } page;
 
@@ -171,6 +173,18 @@ void tu_news_moved(tu_news *news, int node, const char *host, int port) {
     news->nodes[node].store_port = port;
     atomic_store_explicit(&news->page->hub, (uint32_t)node, memory_order_release); /* pairs with tu_news_store */
     atomic_store_explicit(&news->page->electing, 0, memory_order_release);
+}
+
+void tu_news_set_clock(tu_news *news, int64_t ahead_ns, int64_t error_ns) {
+    atomic_store_explicit(&news->page->clock_ahead, ahead_ns, memory_order_relaxed);
+    atomic_store_explicit(&news->page->clock_error_plus1, error_ns + 1, memory_order_release);
+}
+
+bool tu_news_clock(const tu_news *news, int64_t *ahead_ns, int64_t *error_ns) {
+    int64_t error = atomic_load_explicit(&news->page->clock_error_plus1, memory_order_acquire);
+    *error_ns = error - 1;
+    *ahead_ns = atomic_load_explicit(&news->page->clock_ahead, memory_order_relaxed);
+    return error > 0;
 }
 
 void tu_news_alone(tu_news *news, const char *why) {

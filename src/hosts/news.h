@@ -56,6 +56,10 @@ bool tu_news_electing(const tu_news *news);
 /* The node whose store has taken the place of the job's first, and where it is; 0: none has. Grows. */
 uint32_t tu_news_store(const tu_news *news, char *host, size_t bytes, int *port);
 
+/* How far this host's clock (tu_clock_now) is ahead of that of the job's first launcher, and to what; false: nobody
+ * knows. */
+bool tu_news_clock(const tu_news *news, int64_t *ahead_ns, int64_t *error_ns);
+
 /* ---- the agent ---- */
 
 typedef struct tu_news_plan {
@@ -79,6 +83,8 @@ void tu_news_elect(tu_news *news);
 void tu_news_moved(tu_news *news, int node, const char *host, int port);
 /* The agent itself has lost the others: see tu_news_cut_off. */
 void tu_news_alone(tu_news *news, const char *why);
+/* See tu_news_clock. Whoever reads meanwhile finds the new difference with the old error, which is then larger. */
+void tu_news_set_clock(tu_news *news, int64_t ahead_ns, int64_t error_ns);
 int tu_news_wait_status(const tu_news *news, int rank); /* of one that is ENDED or DEAD */
 
 #endif

@@ -42,7 +42,7 @@ static const char *state_name(uint32_t state) {
     }
 }
 
-static void write_identity(const tu_page *page, int rank, FILE *file) {
+static void write_identity(const tu_page *page, int rank, const tu_dump_clock *compared, FILE *file) {
     const tu_slot *slot = tu_page_slot(page, rank);
     char host[64] = "";
     gethostname(host, sizeof host - 1);
@@ -63,6 +63,9 @@ static void write_identity(const tu_page *page, int rank, FILE *file) {
         fprintf(file, "\"wait_status\": %u, ", (unsigned)(uint32_t)wait_status);
     fprintf(file, "\"opened_ns\": %" PRId64 ", \"written_ns\": %" PRId64 ", \"wall_minus_clock_ns\": %" PRId64 ",\n",
             slot->opened_ns, clock, tu_clock_wall() - clock);
+    if (compared != NULL)
+        fprintf(file, " \"clock_ahead_ns\": %" PRId64 ", \"clock_error_ns\": %" PRId64 ",\n", compared->ahead_ns,
+                compared->error_ns);
 }
 
 static void write_groups(const tu_recorder_group_view *groups, size_t count, FILE *file) {
@@ -122,7 +125,8 @@ static void write_counters(const tu_recorder *recorder, FILE *file) {
     fputs("]}\n", file);
 }
 
-tutti_status tu_dump_write(const tu_page *page, int rank, const tu_recorder *recorder, FILE *file) {
+tutti_status tu_dump_write(const tu_page *page, int rank, const tu_recorder *recorder, const tu_dump_clock *clock,
+                           FILE *file) {
     size_t room = tu_recorder_entries(recorder);
     tu_record_view *views = malloc((room + 1) * sizeof *views);
     tu_recorder_group_view *groups = malloc(TU_RECORDER_GROUPS * sizeof *groups);
@@ -131,7 +135,7 @@ tutti_status tu_dump_write(const tu_page *page, int rank, const tu_recorder *rec
         status = tu_error_memory("a copy of a flight recorder", room * sizeof *views);
         goto free_copies;
     }
-    write_identity(page, rank, file);
+    write_identity(page, rank, clock, file);
     write_groups(groups, tu_recorder_groups(recorder, groups), file);
     size_t count = tu_recorder_snapshot(recorder, views, room);
     fputs(" \"entries\": [", file);
@@ -147,7 +151,8 @@ free_copies:
     return status;
 }
 
-tutti_status tu_dump_file(const tu_page *page, int rank, const tu_recorder *recorder, const char *folder) {
+tutti_status tu_dump_file(const tu_page *page, int rank, const tu_recorder *recorder, const tu_dump_clock *clock,
+                          const char *folder) {
     char path[4096], temporary[4096 + 16], id[TU_ID_BYTES];
     tu_page_id(page, id);
     int world_rank = tu_page_slot(page, rank)->world_rank;
@@ -156,7 +161,7 @@ tutti_status tu_dump_file(const tu_page *page, int rank, const tu_recorder *reco
     FILE *file = fopen(temporary, "we");
     if (file == NULL)
         return tu_error_system(errno, "cannot write the flight recorder of rank %d to %s", world_rank, temporary);
-    tutti_status status = tu_dump_write(page, rank, recorder, file);
+    tutti_status status = tu_dump_write(page, rank, recorder, clock, file);
     errno = 0;
     int failed = ferror(file);
     failed |= fclose(file);

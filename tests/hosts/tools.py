@@ -10,7 +10,7 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
 import hosts as namespaces  # noqa: E402
-from cases import LIMIT, TUTTI, children_of, contains, equal, main, test, wait_for  # noqa: E402
+from cases import LIMIT, TUTTI, children_of, contains, equal, main, processes_with, test, wait_for  # noqa: E402
 from jobs import Job  # noqa: E402
 
 BUILD = os.environ["TEST_BUILD"]
@@ -104,6 +104,19 @@ def ps_shows_a_job_over_hosts_as_one(hosts):
     places.end()
 
 
+def ends_of_barriers(file):
+    """Of the barriers that all four ranks completed: when each of them did."""
+    with open(file) as trace:
+        events = json.load(trace)["traceEvents"]
+    ends = {}
+    for event in events:
+        if event.get("name") == "barrier" and event["cat"] == "completed":
+            ends.setdefault((event["args"]["group"], event["args"]["sequence"]), {})[event["pid"]] = event["ts"] + event["dur"]
+    whole = [list(times.values()) for times in ends.values() if len(times) == 4]
+    assert whole, "no barrier that all ranks completed"
+    return whole
+
+
 @over_hosts
 def trace_puts_the_clocks_of_hosts_right(hosts):
     if not os.path.exists(os.path.join(BUILD, "plugins", "libtutti-ucx.so")):
@@ -116,17 +129,44 @@ def trace_puts_the_clocks_of_hosts_right(hosts):
     contains(output, "recorders of 4 ranks of 4")
     ahead = float(re.search(rf"host {hosts.address(1)}: its clock is ([0-9.]+) s ahead of this one's, measured to", output).group(1))
     assert abs(ahead - AHEAD) < 1, output
-    with open(file) as trace:
-        events = json.load(trace)["traceEvents"]
-    ends = {}
-    for event in events:
-        if event.get("name") == "barrier" and event["cat"] == "completed":
-            ends.setdefault((event["args"]["group"], event["args"]["sequence"]), {})[event["pid"]] = event["ts"] + event["dur"]
-    whole = [list(times.values()) for times in ends.values() if len(times) == 4]
-    assert whole, "no barrier that all ranks completed"
+    whole = ends_of_barriers(file)
     # Nobody leaves a barrier before the last has come; a second between the ends is a busy machine, 1000 would be clocks.
     assert all(max(times) - min(times) < AHEAD * 1e6 / 2 for times in whole), whole
     places.end()
+    return None
+
+
+@over_hosts
+def trace_puts_files_of_failed_ranks_on_one_clock(hosts):
+    if not os.path.exists(os.path.join(BUILD, "plugins", "libtutti-ucx.so")):
+        return "the plug-in tutti-ucx was not built: no libucx-dev"
+    with tempfile.TemporaryDirectory() as logs:
+        places = Places(hosts, ["--log-dir", logs, STEPS, "100"], ahead=AHEAD)
+        places.read_until(", runs", 4)
+        os.kill(max(set(processes_with(STEPS)) & set(hosts.pids(1))), signal.SIGKILL)
+        places.job.communicate(timeout=LIMIT)
+        files = [os.path.join(logs, name) for name in os.listdir(logs) if name.endswith(".json")]
+        equal(len(files), 4)
+        for name in files:  # host b has a wrong idea of the time of day, too
+            with open(name) as file:
+                text = file.read()
+            contains(text, '"clock_ahead_ns"')
+            if '"host": "b"' in text:
+                text = re.sub(r'("wall_minus_clock_ns": )(-?\d+)', lambda found: found[1] + str(int(found[2]) + 500 * 10**9), text)
+            with open(name, "w") as file:
+                file.write(text)
+        timeline = os.path.join(places.folder.name, "trace.json")
+        _, output, errors = places.tutti("trace", logs, "-o", timeline)
+        equal(errors, "")
+        found = re.search(r"host b: its clock was ([0-9.]+) s ahead of that of a, measured to ([0-9.]+) ms", output)
+        assert found and abs(float(found[1]) - AHEAD) <= float(found[2]) / 1e3 + 1e-3, output
+        assert all(max(times) - min(times) < 200e6 for times in ends_of_barriers(timeline)), output
+        with open(files[0]) as file:
+            text = re.sub(r'"clock_\w+_ns": -?\d+,', "", file.read())
+        with open(files[0], "w") as file:
+            file.write(text)
+        _, output, _ = places.tutti("trace", logs)
+        contains(output, "Not all files say how far the clocks of their hosts were apart")
     return None
 
 

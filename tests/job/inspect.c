@@ -143,7 +143,7 @@ static tutti_status look_and_dump(void *argument) {
     tu_job_list list = { 0 };
     tutti_status status = tu_inspect_process(&list, getpid(), false);
     if (status == TUTTI_OK && list.count > 0)
-        status = tu_dump_file(tu_job_page(world->job), 0, tu_job_recorder(world->job, 0), "/tmp");
+        status = tu_dump_file(tu_job_page(world->job), 0, tu_job_recorder(world->job, 0), NULL, "/tmp");
     tu_inspect_free(&list);
     return status;
 }
