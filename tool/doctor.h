@@ -6,6 +6,7 @@
 #define TUTTI_TOOL_DOCTOR_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include <tutti/export.h>
 
@@ -33,5 +34,7 @@ int doctor_reach(const char *host, int port);
 
 /* Whether the libraries that backends load are there, new enough and whole: doctor_libraries.c. */
 void doctor_libraries(report *to);
+/* "UCX 1.13.1", or that there is none: what messages to other hosts go by. */
+void doctor_ucx(char *text, size_t bytes);
 
 #endif

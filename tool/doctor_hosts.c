@@ -4,10 +4,13 @@
  * the address and interface that are chosen and why, MTU, ssh, the other host's version of Tutti, firewalls.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +19,7 @@
 
 #include "base/clock.h"
 #include "base/settings.h"
+#include "base/thread.h"
 #include "doctor.h"
 #include "machine.h"
 #include "remote.h"
@@ -113,24 +117,112 @@ static bool check_version(report *to, const char *subject, const char *rsh, cons
     return false;
 }
 
+/* ---- the way back ---- */
+
+#define ECHO_BYTES ((size_t)64 << 10) /* more than any packet has */
+#define ECHO_SECONDS 3
+
+typedef struct echo {
+    tu_listeners listeners;
+    _Atomic bool over;
+} echo;
+
+static bool move_all(int descriptor, char *bytes, bool reads) {
+    for (size_t done = 0; done < ECHO_BYTES;) {
+        ssize_t count = reads ? recv(descriptor, bytes + done, ECHO_BYTES - done, 0)
+                              : send(descriptor, bytes + done, ECHO_BYTES - done, MSG_NOSIGNAL);
+        if (count <= 0)
+            return false;
+        done += (size_t)count;
+    }
+    return true;
+}
+
+static void limit_time(int descriptor) {
+    struct timeval limit = { .tv_sec = ECHO_SECONDS };
+    setsockopt(descriptor, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
+/* Sends back what comes, connection by connection. */
+static void *send_back(void *argument) {
+    echo *this = argument;
+    static char bytes[ECHO_BYTES];
+    while (!atomic_load_explicit(&this->over, memory_order_acquire)) { /* pairs with the end of check_way_back */
+        struct pollfd polled[TU_LISTENERS];
+        for (int i = 0; i < this->listeners.count; i++)
+            polled[i] = (struct pollfd){ .fd = this->listeners.descriptor[i], .events = POLLIN };
+        poll(polled, (nfds_t)this->listeners.count, 50);
+        for (int i = 0; i < this->listeners.count; i++) {
+            int descriptor = polled[i].revents != 0 ? accept4(polled[i].fd, NULL, NULL, SOCK_CLOEXEC) : -1;
+            if (descriptor < 0)
+                continue;
+            limit_time(descriptor);
+            if (move_all(descriptor, bytes, true))
+                (void)!move_all(descriptor, bytes, false);
+            close(descriptor);
+        }
+    }
+    return NULL;
+}
+
+/* What the other end has said of its interface, and of UCX there. */
+static void compare_ends(report *to, const char *subject, const char *address, const char *said) {
+    char own_name[64], name[64] = "?", own_ucx[256];
+    int64_t own_mtu;
+    long mtu = -1, path = -1;
+    find_interface(address, own_name, sizeof own_name, &own_mtu);
+    int used = 0;
+    if (sscanf(said, "mtu %ld path %ld on %63s ucx %n", &mtu, &path, name, &used) < 3 || used == 0)
+        return;
+    long least = mtu < own_mtu ? mtu : (long)own_mtu;
+    if (mtu != own_mtu)
+        doctor_put(to, DOCTOR_WARNING, subject, "give both ends one MTU: ip link set dev INTERFACE mtu N",
+                   "its end has MTU %ld (%s), this one %lld (%s): packets that one sends may be too long for the other",
+                   mtu, name, (long long)own_mtu, own_name);
+    else if (path < least)
+        doctor_put(to, DOCTOR_WARNING, subject, "look at the MTU of what lies between",
+                   "both ends have MTU %ld, but the way between them takes %ld alone", mtu, path);
+    else
+        doctor_put(to, DOCTOR_GOOD, subject, NULL, "its end has MTU %ld (%s) as this one has, and so does the way", mtu,
+                   name);
+    doctor_ucx(own_ucx, sizeof own_ucx);
+    if (strcmp(own_ucx, said + used) != 0)
+        doctor_put(to, DOCTOR_WARNING, subject, "install one version of UCX on all hosts", "there it is %s, here %s",
+                   said + used, own_ucx);
+    else
+        doctor_put(to, DOCTOR_GOOD, subject, NULL, "there it is %s as here", own_ucx);
+}
+
 /* A connection from there to a port of this host. */
 static void check_way_back(report *to, const char *subject, const char *rsh, const char *host, const char *self,
                            const char *address) {
     tu_address any;
-    tu_listeners listeners;
+    echo echo = { 0 };
     answer answer;
     char line[4600];
+    pthread_t thread;
     if (tu_address_set(&any, "", 0) != TUTTI_OK ||
-        tu_store_listen(&any, true, tu_deadline(PATIENCE), &listeners) != TUTTI_OK) {
+        tu_store_listen(&any, true, tu_deadline(PATIENCE), &echo.listeners) != TUTTI_OK) {
         doctor_put(to, DOCTOR_FAILURE, subject, "free some ports", "cannot listen here: %s", tutti_error_message());
         return;
     }
-    snprintf(line, sizeof line, "%s doctor --reach '%s' --port %d", self, address, listeners.port);
-    ask(rsh, host, line, &answer);
-    tu_store_listen_end(&listeners);
-    if (answer.status == 0)
-        doctor_put(to, DOCTOR_GOOD, subject, NULL, "it reaches a port of this host at %s", address);
+    int error = tu_thread_start("tutti-doctor", send_back, &echo, &thread);
+    snprintf(line, sizeof line, "%s doctor --reach '%s' --port %d", self, address, echo.listeners.port);
+    if (error == 0)
+        ask(rsh, host, line, &answer);
     else
+        answer = (struct answer){ .status = -1, .text = "no thread can be started here" };
+    /* Acquired by the thread. */
+    atomic_store_explicit(&echo.over, true, memory_order_release);
+    if (error == 0)
+        pthread_join(thread, NULL);
+    tu_store_listen_end(&echo.listeners);
+    if (answer.status == 0) {
+        doctor_put(to, DOCTOR_GOOD, subject, NULL, "it reaches a port of this host at %s, also with long packets",
+                   address);
+        compare_ends(to, subject, address, answer.text);
+    } else
         doctor_put(
             to, DOCTOR_FAILURE, subject,
             "let that host reach all ports of this one (firewall), or choose another interface with TUTTI_INTERFACE",
@@ -151,6 +243,32 @@ void doctor_hosts(report *to, const char *hosts, const char *rsh) {
     free(list);
 }
 
+/* Of a connection: whether long packets get through it, and what it has for an MTU. 0, or what to exit with. */
+static int try_long_packets(int descriptor, const char *host) {
+    static char bytes[ECHO_BYTES];
+    char own[64] = "", name[64], ucx[256];
+    tu_socket_address address;
+    socklen_t length = sizeof address;
+    int path = 0;
+    int64_t mtu;
+    fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) & ~O_NONBLOCK);
+    limit_time(descriptor);
+    if (!move_all(descriptor, bytes, false) || !move_all(descriptor, bytes, true))
+        return tool_fail("doctor: connects to %s, but long packets get lost on the way: compare the MTUs, and let ICMP "
+                         "pass (firewall)",
+                         host);
+    if (getsockname(descriptor, &address.any, &length) == 0)
+        (void)getnameinfo(&address.any, length, own, sizeof own, NULL, 0, NI_NUMERICHOST);
+    find_interface(own, name, sizeof name, &mtu);
+    bool six = address.any.sa_family == AF_INET6;
+    length = sizeof path;
+    if (getsockopt(descriptor, six ? IPPROTO_IPV6 : IPPROTO_IP, six ? IPV6_MTU : IP_MTU, &path, &length) != 0)
+        path = (int)mtu;
+    doctor_ucx(ucx, sizeof ucx);
+    printf("mtu %lld path %d on %s ucx %s\n", (long long)mtu, path, name, ucx);
+    return 0;
+}
+
 int doctor_reach(const char *host, int port) {
     tu_address address;
     tu_address_list list;
@@ -166,10 +284,11 @@ int doctor_reach(const char *host, int port) {
         if (error == EINPROGRESS &&
             (poll(&polled, 1, 5000) <= 0 || getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size) != 0))
             error = ETIMEDOUT;
+        int result = error == 0 ? try_long_packets(descriptor, host) : -1;
         if (descriptor >= 0)
             close(descriptor);
-        if (error == 0)
-            return 0;
+        if (result >= 0)
+            return result;
     }
     return tool_fail("doctor: cannot connect to %s port %d: %s", host, port, strerror(error));
 }

@@ -4,6 +4,7 @@
  * and whole? Nothing fails without it that does not ask for its backend: what is missing is a note, what is there and
  * cannot be used a warning.
  */
+#include <stdio.h>
 #include <string.h>
 
 #include <tutti/world.h>
@@ -17,6 +18,7 @@ static const struct {
 } fixes[] = {
     { "nccl",
       "install NCCL (Debian, Ubuntu: libnccl2; Python: nvidia-nccl-cu13) and name its folder in LD_LIBRARY_PATH" },
+    { "ucx", "install UCX 1.13 or newer (Debian: libucx0)" },
     { "nvshmem", "install NVSHMEM (Python: nvidia-nvshmem-cu13) and name its folder in LD_LIBRARY_PATH" },
 };
 
@@ -71,4 +73,20 @@ void doctor_libraries(report *to) {
     if (tutti_world_close(looking.world) != TUTTI_OK)
         doctor_put(to, DOCTOR_WARNING, "world", "tutti info shows more", "a world of one rank does not close: %s",
                    tutti_error_message());
+}
+
+void doctor_ucx(char *text, size_t bytes) {
+    tutti_world_options options = TUTTI_WORLD_OPTIONS_INIT;
+    tutti_world *world;
+    const tu_backend *backend;
+    int devices;
+    options.name = "tutti doctor";
+    options.rank_count = 1;
+    snprintf(text, bytes, "no UCX that can be loaded");
+    if (tutti_world_open(&options, &world) != TUTTI_OK)
+        return;
+    if (tu_backend_find(world, "ucx", &backend) == TUTTI_OK && backend->describe != NULL &&
+        backend->probe(&tu_backend_host_table, &devices) == TUTTI_OK)
+        backend->describe(&tu_backend_host_table, text, bytes);
+    (void)!tutti_world_close(world);
 }

@@ -2,6 +2,7 @@
 """tutti run --hosts: one command starts the launchers of all hosts, here by a script in the place of ssh."""
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -153,7 +154,8 @@ def doctor_looks_at_other_hosts(hosts, script, folder):
     output = doctor(hosts, script, f"{other}:4,10.77.0.99,nowhere.invalid")
     contains(output, f"host {other}: it would reach this host at 10.77.0.1, on eth0 (MTU 1500), chosen by the route to it")
     contains(output, f"host {other}: {script} gets there, and ")
-    contains(output, f"host {other}: it reaches a port of this host at 10.77.0.1")
+    contains(output, f"host {other}: it reaches a port of this host at 10.77.0.1, also with long packets")
+    contains(output, f"host {other}: its end has MTU 1500 (eth0) as this one has, and so does the way")
     contains(output, "no such host: 10.77.0.99")
     contains(output, "failure  host nowhere.invalid: ")
 
@@ -169,6 +171,20 @@ def doctor_finds_firewalls_and_other_versions(hosts, script, folder):
         file.write("#!/bin/sh\necho tutti 0.0.1\n")
     os.chmod(stranger, 0o755)
     contains(doctor(hosts, stranger, hosts.address(1)), 'there says "tutti 0.0.1"')
+
+
+@over_hosts
+def doctor_compares_the_ends_of_a_cable(hosts, script, folder):
+    other = hosts.address(1)
+    subprocess.run(["ip", "-n", hosts.names[1], "link", "set", "eth0", "mtu", "1400"], check=True)
+    contains(doctor(hosts, script, other), f"warning  host {other}: its end has MTU 1400 (eth0), this one 1500 (eth0)")
+    subprocess.run(["ip", "-n", hosts.names[1], "link", "set", "eth0", "mtu", "1500"], check=True)
+    subprocess.run(["ip", "-n", hosts.names[1], "route", "add", f"{hosts.address(0)}/32", "dev", "eth0", "mtu", "1300"], check=True)
+    contains(doctor(hosts, script, other), f"warning  host {other}: both ends have MTU 1500, but the way between them takes 1300 alone")
+    if shutil.which("nft"):
+        rules = "table ip short {\nchain in {\ntype filter hook input priority 0;\nmeta length > 1000 drop\n}\n}\n"
+        subprocess.run(["ip", "netns", "exec", hosts.names[0], "nft", "-f", "-"], input=rules, text=True, check=True)
+        contains(doctor(hosts, script, other), "but long packets get lost on the way")
 
 
 @test

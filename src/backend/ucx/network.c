@@ -487,6 +487,16 @@ static tutti_status probe(const tu_backend_host *host, int *device_count) {
     return tu_ucx_load(host, &ucx);
 }
 
+static void describe(const tu_backend_host *host, char *text, size_t bytes) {
+    const tu_ucx_library *ucx;
+    unsigned major = 0, minor = 0, release = 0;
+    text[0] = 0;
+    if (tu_ucx_load(host, &ucx) == TUTTI_OK)
+        ucx->ucp_get_version(&major, &minor, &release);
+    if (major > 0)
+        snprintf(text, bytes, "UCX %u.%u.%u", major, minor, release);
+}
+
 static tutti_status open_backend(const tu_backend_host *host, tutti_world *world, void **state) {
     (void)world;
     const tu_ucx_library *ucx;
@@ -514,4 +524,5 @@ __attribute__((visibility("default"))) const tu_backend tutti_backend_v2 = {
     .close = close_backend,
     .can = can,
     .network = &network_part,
+    .describe = describe,
 };
