@@ -145,7 +145,7 @@ void test_fail_each(const char *functions, tutti_status (*body)(void *argument),
 /* ---- time, on machines that are busy ---- */
 
 /* A deadline, in nanoseconds, that shall pass because somebody is missing, and not before those who come have come: a
- * second, and more on a busy machine. */
+ * second, and more on a busy machine. The same for all ranks of a test. */
 int64_t test_moment(void);
 /* Waits until a process is stopped by a signal; until it has ended (a zombie, or gone). */
 void test_await_stopped(pid_t process);

@@ -109,4 +109,4 @@ def a_killed_launcher_ends_every_operation_on_the_other_host():
     return disturb(lambda hosts, job: job.launchers[1].send_signal(signal.SIGKILL), [0, 1])
 
 
-main()
+main(beside=3)

@@ -318,4 +318,4 @@ for data in (b"GET / HTTP/1.0\\r\\n\\r\\n", b"", b"TUTTIAG1", b"TUTTIAG1\\0" + b
         equal(job.end(), [0])
 
 
-main()
+main(beside=3)

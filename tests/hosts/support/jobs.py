@@ -4,10 +4,10 @@ import os
 import re
 import tempfile
 
-from cases import LIMIT, TUTTI, wait_for
+from cases import LIMIT, TUTTI, patience, wait_for
 
 PATIENT = {"TUTTI_HOST_TIMEOUT": "100"}  # nobody is lost because this machine is busy
-SILENCE = f"{max(2, LIMIT / 30):.0f}"  # where a host is to be lost: seconds; a busy machine gets more
+SILENCE = f"{2 * patience():.0f}"  # where a host is to be lost: seconds; a busy machine gets more
 
 
 class Job:
