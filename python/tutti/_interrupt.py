@@ -7,13 +7,14 @@ import os
 import signal
 import threading
 import time
-from typing import Set
+from typing import Callable, List, Set
 
 from ._library import constants, lib
 
 _lock = threading.Lock()
 _main = threading.main_thread()
 worlds: Set[int] = set()  # those of several ranks that are open; a call of the tensor library may wait for any of them
+also: List[Callable[[], None]] = []  # called with such a signal: others whose calls the main thread may wait in
 _inside = None  # the worlds that the main thread waits in
 _interrupted = False
 _started = 0  # the process that has the thread
@@ -31,13 +32,16 @@ def _watch(read, forward):
             os.write(forward, numbers)
         if signal.SIGINT in numbers:
             with _lock:
-                if _raises():
+                if raises():
                     for world in _inside or ():
                         lib.tutti_world_interrupt(world)
                         _interrupted = True
+                    for function in also:
+                        function()
 
 
-def _raises():
+def raises() -> bool:
+    """Whether Ctrl-C raises KeyboardInterrupt."""
     return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -66,7 +70,7 @@ def call_any(function, *arguments):
 def wait(world, attempt, nanoseconds, over=None):
     """The status of a wait that changes nothing, attempt(nanoseconds). over() tells whether what it waits for has come to an end, and so knows more than a
     piece of the wait; without one, nanoseconds is not 0. Where nothing can be interrupted, without a world, it is made in pieces, too."""
-    if threading.current_thread() is not _main or (_raises() and world is not None):
+    if threading.current_thread() is not _main or (raises() and world is not None):
         return call(world, attempt, nanoseconds)
     end = time.monotonic_ns() + nanoseconds
     while True:

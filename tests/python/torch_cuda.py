@@ -5,6 +5,7 @@ import datetime
 import faulthandler
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 import traceback
@@ -150,6 +151,7 @@ def models(rank, size, gloo):
 
 def _rank(rank, size, path, names):
     faulthandler.dump_traceback_later(1.5 * LIMIT.total_seconds(), exit=True)  # where it hangs
+    faulthandler.register(signal.SIGUSR1)  # and where it is, when asked
     import tutti.torch
     assert tutti.torch._cuda.here, "the plug-in was not found"
     torch.cuda.set_device(0)

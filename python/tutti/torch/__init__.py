@@ -12,8 +12,9 @@ CPU's or, where PyTorch has CUDA and the plug-in libtutti-cuda.so is there, a GP
 import torch.distributed as _distributed
 
 from . import cuda as _cuda
-from .group import ProcessGroup, monitored_barrier
+from .group import ProcessGroup
 from .group import create as _create
+from .member import monitored_barrier
 
 if not hasattr(_distributed.Backend, "TUTTI"):
     _distributed.Backend.register_backend("tutti", _create, extended_api=True, devices=["cpu", "cuda"] if _cuda.here else ["cpu"])

@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process group: PyTorch's calls as Tutti's."""
+"""The process group in Python: PyTorch's calls as Tutti's. The C++ part (shim) does the same."""
 import ctypes
 import os
 import queue
-import secrets
-import socket
 import sys
-import time
-import weakref
 
 import torch
 import torch.distributed as dist
@@ -16,9 +12,9 @@ from torch._C import _distributed_c10d as c10d
 from .. import _interrupt
 from .._library import constants, lib, struct
 from ..buffers import _NUMBERS, _TYPES
-from ..errors import Error, check
-from ..world import World, _drop, _ints, _nanoseconds, _release_here, _sizes, _text
-from . import cuda
+from ..world import _drop, _nanoseconds, _sizes
+from . import cuda, shim
+from .member import Member, destroyed, seconds_of
 from .work import Work, completer, raise_error
 
 _Call = struct("tutti_call")
@@ -26,50 +22,6 @@ _Received = struct("tutti_received")
 _DTYPES = {getattr(torch, aliases[0]): _NUMBERS[name] for name, aliases in _TYPES.items() if hasattr(torch, aliases[0])}
 _REDUCTIONS = {getattr(dist.ReduceOp.RedOpType, name): constants["TUTTI_" + tutti] for name, tutti in
                (("SUM", "SUM"), ("AVG", "AVG"), ("PRODUCT", "PRODUCT"), ("MIN", "MIN"), ("MAX", "MAX"), ("BAND", "BAND"), ("BOR", "BOR"), ("BXOR", "BXOR"))}
-_worlds = weakref.WeakValueDictionary()  # of default groups, by process: sub-groups are groups of theirs
-
-
-# ---- where the ranks meet ----
-
-def _host():
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{socket.gethostname()} {file.read().strip()} {os.stat('/proc/self/ns/net').st_ino} {os.stat('/proc/self/ns/pid').st_ino}"
-
-
-def _present(store, turn, size, key, seconds):
-    """Waits until a key is there. PyTorch's own wait cannot be interrupted, and does not know who is missing."""
-    deadline, pause = time.monotonic() + seconds, 0.0005
-    while not store.check([key]):
-        if time.monotonic() > deadline:
-            missing = tuple(other for other in range(size) if not store.check([f"tutti/{turn}/host/{other}"]))
-            who = f"{'ranks' if len(missing) > 1 else 'rank'} {', '.join(map(str, missing))} did not come" if missing else "rank 0 has not said where to meet"
-            error = dist.DistBackendError(f"tutti: opening a process group of {size} ranks took longer than {seconds:g} s: {who}")
-            error.status, error.ranks = "TIMEOUT", missing or (0,)
-            raise error
-        time.sleep(pause)
-        pause = min(0.02, 1.5 * pause)
-    return store.get(key)
-
-
-def _open_world(options):
-    """A world of the group's ranks. Rank 0 says through PyTorch's store where they meet: a socket of its own where all are on one host, else the store that the
-    launcher has named to all. A store may outlive its groups, as torchrun's does: each rank counts how often it has come with this one."""
-    store, rank, size, seconds = options.store, options.group_rank, options.group_size, options.timeout.total_seconds()
-    turn = store.add(f"tutti/turns/{rank}", 1)
-    store.set(f"tutti/{turn}/host/{rank}", _host())
-    if rank == 0:
-        hosts = {_present(store, turn, size, f"tutti/{turn}/host/{other}", seconds) for other in range(size)}
-        token = secrets.token_hex(8)
-        launched = os.environ.get("TUTTI_STORE") is not None and os.environ.get("TUTTI_SIZE") == str(size)
-        url = "" if launched or len(hosts) > 1 else f"unix:@tutti-torch-{os.getpid()}-{token}"
-        store.set(f"tutti/{turn}/meet", f"{token} {url}")
-    token, url = _present(store, turn, size, f"tutti/{turn}/meet", seconds).decode().split(" ")
-    try:
-        return World(rank=rank, size=size, store=url or None, name=f"torch-{token}", timeout=seconds)
-    except Error as cause:
-        error = dist.DistBackendError(str(cause))
-        error.status, error.ranks = cause.status, cause.ranks
-        raise error from cause
 
 
 def _refuse_mixture():
@@ -79,11 +31,15 @@ def _refuse_mixture():
     others = {device: name for device, name in config.get_device_backend_map().items() if name != "tutti"} if config is not None else {}
     if others:
         text = ", ".join(f"{device}:{name}" for device, name in others.items())
-        raise ValueError(f"tutti: the backend tutti cannot share a process group with {text}; make a group of its own with dist.new_group(backend=...)")
+        raise ValueError(f"tutti: the backend tutti cannot share a process group with {text} without its C++ part (TUTTI_TORCH_SHIM); "
+                         "make a group of its own with dist.new_group(backend=...)")
 
 
 def create(options, backend_options):
     """Called by torch.distributed for each group of this backend."""
+    module = shim.load(speaks=options.group_rank == 0)
+    if module is not None:
+        return shim.backend(module, options)
     _refuse_mixture()
     return ProcessGroup(options)
 
@@ -173,46 +129,14 @@ def _flat(tensors):
     return _dense(tensors[0]).view(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def _seconds(timeout):
-    """Of an option that may be unset, which PyTorch says by a negative one."""
-    seconds = timeout.total_seconds() if timeout is not None else 0
-    return seconds if seconds > 0 else None
-
-
-def _end_group(handle):
-    """Takes it out of its world, which would keep it and its thread, and gives it back."""
-    lib.tutti_group_destroy(handle)  # of a world that was closed: nothing is left to do
-    lib.tutti_group_release(handle)
-
-
-class ProcessGroup(dist.ProcessGroup):
+class ProcessGroup(Member, dist.ProcessGroup):
     """A group of ranks. PyTorch makes it (init_process_group, new_group) and calls it."""
     supports_splitting = supports_coalescing = supports_tensor_alloc = False
 
     def __init__(self, options):
-        super().__init__(options.group_rank, options.group_size)
-        self._store, self._name, self._description = options.store, options.group_id, ""
-        ranks = list(options.global_ranks_in_group)
-        parent = _worlds.get(os.getpid())
-        if parent is None or not ranks or parent._handle is None:
-            self._world = _open_world(options)
-            self._handle = self._world.group._handle
-            self._owns = True
-            if not ranks:
-                _worlds[os.getpid()] = self._world
-        else:
-            self._world, self._owns = parent, False
-            settings = struct("tutti_group_options")(name=_text(f"torch {self._name}"), timeout_ns=_nanoseconds(options.timeout.total_seconds()), keep_order=True,
-                                                     local_synchronization=True)
-            handle = ctypes.c_void_p()
-            status = _interrupt.call(parent._handle, lib.tutti_group_new, parent._handle, _ints(ranks), len(ranks), ctypes.byref(settings),
-                                     ctypes.byref(handle))
-            if status:
-                raise_error(status)
-            self._handle = handle.value
-            self._release = weakref.finalize(self, _release_here, os.getpid(), _end_group, self._handle)
-            self._release.atexit = False
-        self._size, self._workspace = options.group_size, None  # the latter is symm_mem's
+        dist.ProcessGroup.__init__(self, options.group_rank, options.group_size)
+        Member.__init__(self, options)
+        self._description = ""
         self._plain = _Call()
         self._plain_at = ctypes.byref(self._plain)
 
@@ -254,28 +178,11 @@ class ProcessGroup(dist.ProcessGroup):
     def _set_sequence_number_for_group(self):
         """The library counts by itself."""
 
-    def set_timeout(self, timeout):
-        check(lib.tutti_group_set_timeout(self._handle, _nanoseconds(timeout.total_seconds())))
-
     def shutdown(self):
-        """Leaves. Others may go on without this rank as long as they do not need it."""
-        if self._handle is None:
-            return
         works = self.__dict__.pop("_queue", None)
         if works is not None:
             works.put(None)
-        self._handle = self._workspace = None
-        if self._owns:
-            if _worlds.get(os.getpid()) is self._world:
-                del _worlds[os.getpid()]
-            self._world.close()
-        else:
-            self._release()
-
-    def abort(self):
-        """Ends what runs, and what comes, on all ranks of the group."""
-        if self._handle is not None:
-            lib.tutti_group_abort(self._handle, b"the process group was aborted by PyTorch")
+        super().shutdown()
 
     def _completer(self):
         works = self.__dict__.get("_queue")
@@ -290,15 +197,15 @@ class ProcessGroup(dist.ProcessGroup):
 
     def _run(self, function, arguments, options, result, kept, finish=None):
         """Runs a collective now and returns None where PyTorch would only wait for it, else starts it."""
-        seconds = _seconds(options.timeout)
+        seconds = seconds_of(options.timeout)
         waits = not getattr(options, "asyncOp", True)
         if cuda.here and (tensor := cuda.first(kept, result)) is not None:
             if self._handle is None:
-                raise dist.DistBackendError("tutti: this process group was destroyed")
+                destroyed()
             return cuda.run(self, function, arguments, tensor, _nanoseconds(seconds), waits, result, kept, finish)
         call = _Call(timeout_ns=_nanoseconds(seconds)) if seconds or not waits else self._plain
         if self._handle is None:
-            raise dist.DistBackendError("tutti: this process group was destroyed")
+            destroyed()
         if waits:
             status = _interrupt.call(self._world._handle, function, self._handle, *arguments, ctypes.byref(call))
             if status:
@@ -324,7 +231,7 @@ class ProcessGroup(dist.ProcessGroup):
     def _several(self, calls, options, result, kept, finishes):
         """Collectives as one operation."""
         if self._handle is None:
-            raise dist.DistBackendError("tutti: this process group was destroyed")
+            destroyed()
         batch = ctypes.c_void_p()
         status = lib.tutti_batch_begin(self._handle, ctypes.byref(batch))
         if status:
@@ -523,13 +430,6 @@ class ProcessGroup(dist.ProcessGroup):
     def barrier(self, opts=c10d.BarrierOptions()):
         return self._run(lib.tutti_barrier, (), opts, None, None)
 
-    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        """A barrier whose failure names those who did not come. The library's names all of them, in every collective."""
-        call = _Call(timeout_ns=_nanoseconds(_seconds(timeout)))
-        status = _interrupt.call(self._world._handle, lib.tutti_barrier, self._handle, ctypes.byref(call))
-        if status:
-            raise_error(status)
-
     # ---- from one to another ----
 
     def send(self, tensors, dstRank, tag=0):
@@ -561,11 +461,3 @@ class ProcessGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-
-
-def monitored_barrier(group=None, timeout=None):
-    """torch.distributed.monitored_barrier, which PyTorch allows for gloo alone: a barrier that fails on every rank, naming those who did not come."""
-    group = group if group is not None else dist.group.WORLD
-    if not isinstance(group, ProcessGroup):
-        raise ValueError("tutti: monitored_barrier is for process groups of the backend tutti")
-    group.monitored_barrier(timeout)

@@ -24,21 +24,23 @@ import torch.distributed._symmetric_memory  # noqa: F401  defines the operations
 from .. import _interrupt
 from .._library import lib, struct
 from ..world import _nanoseconds, _release_here
-from .group import _DTYPES, _REDUCTIONS, ProcessGroup, _number, _worlds
+from .group import _DTYPES, _REDUCTIONS, _number
+from .member import destroyed, member_of, worlds
 from .work import raise_error
 
 _Call = struct("tutti_call")
 
 
 def _resolve(group):
-    """A process group, given as that or by its name."""
+    """This rank in a process group, given as that or by its name."""
     if isinstance(group, str):
         group = dist.distributed_c10d._resolve_process_group(group)
-    if not isinstance(group, ProcessGroup):
+    member = member_of(group)
+    if member is None:
         raise ValueError(f"tutti: symmetric memory of the CPU needs a process group of the backend tutti, not of {dist.get_backend(group)}")
-    if group._handle is None:
-        raise dist.DistBackendError("tutti: this process group was destroyed")
-    return group
+    if member._handle is None:
+        destroyed()
+    return member
 
 
 def _checked(group, function, *arguments):
@@ -77,7 +79,7 @@ def empty(*size, dtype=None, device=None):
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if device is not None and torch.device(device).type != "cpu":
         raise TypeError(f"tutti: symmetric memory on {device}: here it is for the CPU; torch.distributed._symmetric_memory has others")
-    world = _worlds.get(os.getpid())
+    world = worlds.get(os.getpid())
     if world is None:
         raise RuntimeError('tutti: symmetric memory needs the default process group: dist.init_process_group("tutti")')
     count = 1
@@ -198,7 +200,7 @@ def enable_symm_mem_for_group(group_name):
 
 
 def is_symm_mem_enabled_for_group(group_name):
-    return isinstance(dist.distributed_c10d._resolve_process_group(group_name), ProcessGroup)
+    return member_of(dist.distributed_c10d._resolve_process_group(group_name)) is not None
 
 
 # ---- operations ----
