@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process group in Python: PyTorch's calls as Tutti's. The C++ part (shim) does the same."""
+# mypy: disable-error-code="override,misc"  # PyTorch's stubs have forms of these methods that it does not call
 import ctypes
 import os
 import queue
 import sys
+from typing import Any, NoReturn, Sequence
 
 import torch
 import torch.distributed as dist
@@ -24,7 +26,7 @@ _REDUCTIONS = {getattr(dist.ReduceOp.RedOpType, name): constants["TUTTI_" + tutt
                (("SUM", "SUM"), ("AVG", "AVG"), ("PRODUCT", "PRODUCT"), ("MIN", "MIN"), ("MAX", "MAX"), ("BAND", "BAND"), ("BOR", "BOR"), ("BXOR", "BXOR"))}
 
 
-def _refuse_mixture():
+def _refuse_mixture() -> None:
     """PyTorch takes a group that is written in Python for all devices, and would silently drop what was asked for others ("cpu:tutti,cuda:gloo"). It does not
     tell us: its own function, which calls us, knows."""
     config = sys._getframe(2).f_locals.get("backend_config")
@@ -35,7 +37,7 @@ def _refuse_mixture():
                          "make a group of its own with dist.new_group(backend=...)")
 
 
-def create(options, backend_options):
+def create(options: Any, backend_options: Any) -> Any:
     """Called by torch.distributed for each group of this backend."""
     module = shim.load(speaks=options.group_rank == 0)
     if module is not None:
@@ -46,7 +48,7 @@ def create(options, backend_options):
 
 # ---- tensors ----
 
-def _refuse(tensor, who):
+def _refuse(tensor: torch.Tensor, who: str) -> NoReturn:
     if tensor.layout is not torch.strided:
         raise TypeError(f"tutti: {who} of a sparse tensor ({tensor.layout}) is not supported; .to_dense() makes one that is not")
     if not tensor.is_cpu and not (tensor.is_cuda and cuda.here):
@@ -54,20 +56,20 @@ def _refuse(tensor, who):
     raise TypeError(f"tutti: {who} of {tensor.dtype}: the library has no such element type")
 
 
-def _number(tensor, who):
+def _number(tensor: torch.Tensor, who: str) -> int:
     number = _DTYPES.get(tensor.dtype)
     if number is None or tensor.layout is not torch.strided or not (tensor.is_cpu or (tensor.is_cuda and cuda.here)):
         _refuse(tensor, who)
     return number
 
 
-def _one(tensors, who):
+def _one(tensors: Sequence[torch.Tensor], who: str) -> Any:
     if len(tensors) != 1:
         raise ValueError(f"tutti: {who} takes one tensor on each rank, and was given {len(tensors)}")
     return tensors[0]
 
 
-def _alike(tensors, who):
+def _alike(tensors: Sequence[torch.Tensor], who: str) -> int:
     """All of one element type and on one device, the first's."""
     for tensor in tensors:
         if tensor.device != tensors[0].device:
@@ -77,33 +79,33 @@ def _alike(tensors, who):
     return _number(tensors[0], who)
 
 
-def _reduction(operation, who):
+def _reduction(operation: Any, who: str) -> int:
     number = _REDUCTIONS.get(getattr(operation, "op", operation))
     if number is None:
         raise ValueError(f"tutti: {who} has no reduction {operation}; there are {', '.join(kind.name for kind in _REDUCTIONS)}")
     return number
 
 
-def _write(tensor, values):
+def _write(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Into a tensor that may be a parameter, or one of inference mode, by whichever thread comes to it."""
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         tensor.copy_(values)
 
 
-def _back(target, tensor):
+def _back(target: torch.Tensor, tensor: torch.Tensor) -> Any:
     def finish():
         _write(tensor, target.view_as(tensor))
     return finish
 
 
-def _dense(tensor):
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
     """The elements one after the other, with their own values: PyTorch notes on some views only that they are conjugate or negative."""
     if tensor.is_neg() or tensor.is_conj():
         tensor = tensor.resolve_conj().resolve_neg()
     return tensor.contiguous()
 
 
-def _writable(tensor):
+def _writable(tensor: torch.Tensor) -> Any:
     """A dense tensor to write into, and what brings it back where the tensor itself is not dense."""
     target = _dense(tensor)
     if target is tensor:
@@ -114,7 +116,7 @@ def _writable(tensor):
     return target, _back(target, tensor)
 
 
-def _copies(flat, tensors):
+def _copies(flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Any:
     """What brings the parts of a dense tensor to where they belong."""
     def finish():
         start = 0
@@ -125,7 +127,7 @@ def _copies(flat, tensors):
     return finish
 
 
-def _flat(tensors):
+def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return _dense(tensors[0]).view(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
@@ -133,8 +135,8 @@ class ProcessGroup(Member, dist.ProcessGroup):
     """A group of ranks. PyTorch makes it (init_process_group, new_group) and calls it."""
     supports_splitting = supports_coalescing = supports_tensor_alloc = False
 
-    def __init__(self, options):
-        dist.ProcessGroup.__init__(self, options.group_rank, options.group_size)
+    def __init__(self, options: Any) -> None:
+        dist.ProcessGroup.__init__(self, options.group_rank, options.group_size)  # type: ignore[call-arg]
         Member.__init__(self, options)
         self._description = ""
         self._plain = _Call()
@@ -142,52 +144,52 @@ class ProcessGroup(Member, dist.ProcessGroup):
 
     # ---- what PyTorch asks a group ----
 
-    def getBackendName(self):
+    def getBackendName(self) -> str:
         return "tutti"
 
-    def name(self):
+    def name(self) -> str:
         return "tutti"
 
-    def getGroupName(self):
+    def getGroupName(self) -> str:
         return self._name
 
-    def setGroupName(self, name):
+    def setGroupName(self, name: str) -> None:
         self._name = name
 
-    def getGroupDesc(self):
+    def getGroupDesc(self) -> str:
         return self._description
 
-    def setGroupDesc(self, description):
+    def setGroupDesc(self, description: str) -> None:
         self._description = description
 
-    def get_group_store(self):
+    def get_group_store(self) -> Any:
         return self._store
 
     @property
-    def _device_types(self):
+    def _device_types(self) -> Any:
         return [torch.device("cpu"), torch.device("cuda")] if cuda.here else [torch.device("cpu")]
 
-    def _get_backend(self, device):
+    def _get_backend(self, device: Any) -> Any:
         if device.type != "cpu" and not (device.type == "cuda" and cuda.here):
             raise RuntimeError(f"tutti: this process group has no backend for {device.type}")
         return self
 
-    def _get_sequence_number_for_group(self):
+    def _get_sequence_number_for_group(self) -> int:
         return lib.tutti_group_completed(self._handle)
 
-    def _set_sequence_number_for_group(self):
+    def _set_sequence_number_for_group(self) -> None:
         """The library counts by itself."""
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         works = self.__dict__.pop("_queue", None)
         if works is not None:
             works.put(None)
         super().shutdown()
 
-    def _completer(self):
+    def _completer(self) -> Any:
         works = self.__dict__.get("_queue")
         if works is None:
-            made = queue.SimpleQueue()
+            made: Any = queue.SimpleQueue()
             works = self.__dict__.setdefault("_queue", made)  # one of several threads that come here, and also of destructors, starts it
             if works is made:
                 completer(works)
@@ -195,7 +197,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
 
     # ---- running ----
 
-    def _run(self, function, arguments, options, result, kept, finish=None):
+    def _run(self, function: Any, arguments: Any, options: Any, result: Any, kept: Any, finish: Any = None) -> Any:
         """Runs a collective now and returns None where PyTorch would only wait for it, else starts it."""
         seconds = seconds_of(options.timeout)
         waits = not getattr(options, "asyncOp", True)
@@ -215,8 +217,8 @@ class ProcessGroup(Member, dist.ProcessGroup):
             return None
         return self._start(function, arguments, call, result, kept, finish)
 
-    def _start(self, function, arguments, call, result, kept, finish=None, alone=False):
-        handle = ctypes.c_void_p()
+    def _start(self, function: Any, arguments: Any, call: Any, result: Any, kept: Any, finish: Any = None, alone: bool = False) -> Any:
+        handle: Any = ctypes.c_void_p()
         call.work = ctypes.addressof(handle)
         try:
             status = _interrupt.call(self._world._handle, function, self._handle, *arguments, ctypes.byref(call))
@@ -228,7 +230,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
                 _drop(os.getpid(), handle.value, (kept, result))
             raise
 
-    def _several(self, calls, options, result, kept, finishes):
+    def _several(self, calls: Any, options: Any, result: Any, kept: Any, finishes: Any) -> Any:
         """Collectives as one operation."""
         if self._handle is None:
             destroyed()
@@ -258,7 +260,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
 
     # ---- collectives ----
 
-    def allreduce(self, tensors, opts=c10d.AllreduceOptions()):
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = c10d.AllreduceOptions()) -> Any:
         tensor = tensors[0] if len(tensors) == 1 else _one(tensors, "all_reduce")
         number = _number(tensor, "all_reduce")
         reduction = _reduction(opts.reduceOp, "all_reduce")
@@ -266,20 +268,20 @@ class ProcessGroup(Member, dist.ProcessGroup):
         address = target.data_ptr()
         return self._run(lib.tutti_all_reduce, (address, address, target.numel(), number, reduction), opts, tensors, target, finish)
 
-    def allreduce_coalesced(self, tensors, opts=c10d.AllreduceCoalescedOptions()):
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = c10d.AllreduceCoalescedOptions()) -> Any:
         reduction = _reduction(opts.reduceOp, "all_reduce")
         pairs = [_writable(tensor) for tensor in tensors]
         calls = [(lib.tutti_all_reduce, (target.data_ptr(), target.data_ptr(), target.numel(), _number(target, "all_reduce"), reduction)) for target, _ in pairs]
         return self._several(calls, opts, tensors, pairs, [finish for _, finish in pairs])
 
-    def broadcast(self, tensors, opts=c10d.BroadcastOptions()):
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = c10d.BroadcastOptions()) -> Any:
         tensor = _one(tensors, "broadcast")
         number = _number(tensor, "broadcast")
         target, finish = _writable(tensor)
         address = target.data_ptr()
         return self._run(lib.tutti_broadcast, (address, address, target.numel(), number, opts.rootRank), opts, tensors, target, finish)
 
-    def reduce(self, tensors, opts=c10d.ReduceOptions()):
+    def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = c10d.ReduceOptions()) -> Any:
         tensor = _one(tensors, "reduce")
         number = _number(tensor, "reduce")
         target, finish = _writable(tensor)
@@ -287,7 +289,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
         return self._run(lib.tutti_reduce, (address, address, target.numel(), number, _reduction(opts.reduceOp, "reduce"), opts.rootRank), opts, tensors, target,
                          finish)
 
-    def allgather(self, output_tensors, input_tensors, opts=c10d.AllgatherOptions()):
+    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = c10d.AllgatherOptions()) -> Any:
         outputs, source = _one(output_tensors, "all_gather"), _dense(_one(input_tensors, "all_gather"))
         if len(outputs) != self._size:
             raise ValueError(f"tutti: all_gather wants {self._size} tensors to gather into, and was given {len(outputs)}")
@@ -297,14 +299,14 @@ class ProcessGroup(Member, dist.ProcessGroup):
             raise ValueError(f"tutti: all_gather: rank {self.rank()} gives {source.numel()} elements, and gathers {counts[self.rank()]} of itself")
         flat = source.new_empty(sum(counts))
         if len(set(counts)) == 1:
-            call = (lib.tutti_all_gather, (source.data_ptr(), flat.data_ptr(), source.numel(), number))
-            sizes = None
+            call: Any = (lib.tutti_all_gather, (source.data_ptr(), flat.data_ptr(), source.numel(), number))
+            sizes: Any = None
         else:
             sizes = _sizes(counts)
             call = (lib.tutti_all_gather_v, (source.data_ptr(), flat.data_ptr(), sizes, None, number))
         return self._run(*call, opts, output_tensors, (source, flat, sizes), _copies(flat, outputs))
 
-    def _gather_call(self, output, tensor):
+    def _gather_call(self, output: torch.Tensor, tensor: torch.Tensor) -> Any:
         source = _dense(tensor)
         number = _alike([source, output], "all_gather")
         target, finish = _writable(output)
@@ -313,15 +315,15 @@ class ProcessGroup(Member, dist.ProcessGroup):
                              f"and was given one of {target.numel()}")
         return (lib.tutti_all_gather, (source.data_ptr(), target.data_ptr(), source.numel(), number)), (source, target), finish
 
-    def all_gather_single(self, output, input, opts=c10d.AllgatherOptions()):
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = c10d.AllgatherOptions()) -> Any:
         call, kept, finish = self._gather_call(output, input)
         return self._run(*call, opts, output, kept, finish)
 
-    def all_gather_single_coalesced(self, outputs, inputs, opts=c10d.AllgatherOptions()):
+    def all_gather_single_coalesced(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = c10d.AllgatherOptions()) -> Any:
         parts = [self._gather_call(*pair) for pair in zip(outputs, inputs)]
         return self._several([call for call, _, _ in parts], opts, outputs, parts, [finish for _, _, finish in parts])
 
-    def allgather_coalesced(self, output_lists, input_list, opts=c10d.AllgatherOptions()):
+    def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = c10d.AllgatherOptions()) -> Any:
         flats, calls, kept, finishes = [], [], [], []
         for rank in range(self._size):
             if len(output_lists[rank]) != len(input_list):
@@ -335,7 +337,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
             finishes.append(_copies(flat, [output_lists[rank][i] for rank in range(self._size)]))
         return self._several(calls, opts, output_lists, (flats, kept), finishes)
 
-    def _scatter_call(self, output, tensor, reduction):
+    def _scatter_call(self, output: torch.Tensor, tensor: torch.Tensor, reduction: Any) -> Any:
         source = _dense(tensor)
         number = _alike([source, output], "reduce_scatter")
         target, finish = _writable(output)
@@ -344,16 +346,16 @@ class ProcessGroup(Member, dist.ProcessGroup):
                              f"and the output has {target.numel()}")
         return (lib.tutti_reduce_scatter, (source.data_ptr(), target.data_ptr(), target.numel(), number, reduction)), (source, target), finish
 
-    def reduce_scatter_single(self, outputTensor, inputTensor, opts=c10d.ReduceScatterOptions()):
+    def reduce_scatter_single(self, outputTensor: torch.Tensor, inputTensor: torch.Tensor, opts: Any = c10d.ReduceScatterOptions()) -> Any:
         call, kept, finish = self._scatter_call(outputTensor, inputTensor, _reduction(opts.reduceOp, "reduce_scatter"))
         return self._run(*call, opts, outputTensor, kept, finish)
 
-    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=c10d.ReduceScatterOptions()):
+    def reduce_scatter_single_coalesced(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = c10d.ReduceScatterOptions()) -> Any:
         reduction = _reduction(opts.reduceOp, "reduce_scatter")
         parts = [self._scatter_call(*pair, reduction) for pair in zip(outputs, inputs)]
         return self._several([call for call, _, _ in parts], opts, outputs, parts, [finish for _, _, finish in parts])
 
-    def reduce_scatter(self, output_tensors, input_tensors, opts=c10d.ReduceScatterOptions()):
+    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = c10d.ReduceScatterOptions()) -> Any:
         output, inputs = _one(output_tensors, "reduce_scatter"), _one(input_tensors, "reduce_scatter")
         if len(inputs) != self._size:
             raise ValueError(f"tutti: reduce_scatter wants {self._size} tensors, and was given {len(inputs)}")
@@ -365,14 +367,14 @@ class ProcessGroup(Member, dist.ProcessGroup):
             raise ValueError(f"tutti: reduce_scatter: the part of rank {self.rank()} has {counts[self.rank()]} elements, and its output {target.numel()}")
         flat = _flat(inputs)
         if len(set(counts)) == 1:
-            call = (lib.tutti_reduce_scatter, (flat.data_ptr(), target.data_ptr(), target.numel(), number, reduction))
-            sizes = None
+            call: Any = (lib.tutti_reduce_scatter, (flat.data_ptr(), target.data_ptr(), target.numel(), number, reduction))
+            sizes: Any = None
         else:
             sizes = _sizes(counts)
             call = (lib.tutti_reduce_scatter_v, (flat.data_ptr(), target.data_ptr(), sizes, number, reduction))
         return self._run(*call, opts, output_tensors, (flat, target, sizes), finish)
 
-    def gather(self, output_tensors, input_tensors, opts=c10d.GatherOptions()):
+    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = c10d.GatherOptions()) -> Any:
         source = _dense(_one(input_tensors, "gather"))
         if self.rank() != opts.rootRank:
             return self._run(lib.tutti_gather, (source.data_ptr(), None, source.numel(), _number(source, "gather"), opts.rootRank), opts, output_tensors, source)
@@ -383,7 +385,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
         return self._run(lib.tutti_gather, (source.data_ptr(), flat.data_ptr(), source.numel(), _alike([source, *outputs], "gather"), opts.rootRank), opts,
                          output_tensors, (source, flat), _copies(flat, outputs))
 
-    def scatter(self, output_tensors, input_tensors, opts=c10d.ScatterOptions()):
+    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = c10d.ScatterOptions()) -> Any:
         output = _one(output_tensors, "scatter")
         number = _number(output, "scatter")
         target, finish = _writable(output)
@@ -397,13 +399,13 @@ class ProcessGroup(Member, dist.ProcessGroup):
         return self._run(lib.tutti_scatter, (flat.data_ptr() if flat is not None else None, target.data_ptr(), target.numel(), number, opts.rootRank), opts,
                          output_tensors, (flat, target), finish)
 
-    def _exchange(self, source, sent, target, received, opts, result, kept, finish):
+    def _exchange(self, source: torch.Tensor, sent: Any, target: torch.Tensor, received: Any, opts: Any, result: Any, kept: Any, finish: Any) -> Any:
         number = _alike([source, target], "all_to_all")
         sent, received = _sizes(sent), _sizes(received)
         return self._run(lib.tutti_all_to_all_v, (source.data_ptr(), sent, None, target.data_ptr(), received, None, number), opts, result,
                          (kept, source, target, sent, received), finish)
 
-    def alltoall(self, output_tensors, input_tensors, opts=c10d.AllToAllOptions()):
+    def alltoall(self, output_tensors: Any, input_tensors: Any, opts: Any = c10d.AllToAllOptions()) -> Any:
         if len(output_tensors) != self._size or len(input_tensors) != self._size:
             raise ValueError(f"tutti: all_to_all wants {self._size} tensors to send and as many to receive")
         _alike([*input_tensors, *output_tensors], "all_to_all")
@@ -411,7 +413,8 @@ class ProcessGroup(Member, dist.ProcessGroup):
         flat = source.new_empty(sum(received))
         return self._exchange(source, [tensor.numel() for tensor in input_tensors], flat, received, opts, output_tensors, None, _copies(flat, output_tensors))
 
-    def all_to_all_single(self, output, input, output_split_sizes, input_split_sizes, opts=c10d.AllToAllOptions()):
+    def all_to_all_single(self, output: torch.Tensor, input: torch.Tensor, output_split_sizes: Any, input_split_sizes: Any,
+                          opts: Any = c10d.AllToAllOptions()) -> Any:
         source = _dense(input)
         target, finish = _writable(output)
 
@@ -427,19 +430,19 @@ class ProcessGroup(Member, dist.ProcessGroup):
             return [size * width for size in sizes]
         return self._exchange(source, splits(source, input_split_sizes, "input"), target, splits(target, output_split_sizes, "output"), opts, output, None, finish)
 
-    def barrier(self, opts=c10d.BarrierOptions()):
+    def barrier(self, opts: Any = c10d.BarrierOptions()) -> Any:
         return self._run(lib.tutti_barrier, (), opts, None, None)
 
     # ---- from one to another ----
 
-    def send(self, tensors, dstRank, tag=0):
+    def send(self, tensors: Sequence[torch.Tensor], dstRank: int, tag: int = 0) -> Any:
         source = _dense(_one(tensors, "send"))
         if source.is_cuda and cuda.here:
             return cuda.run(self, lib.tutti_send, (source.data_ptr(), source.numel(), _number(source, "send"), dstRank, tag), source, 0, False, tensors, source,
                             None)
         return self._start(lib.tutti_send, (source.data_ptr(), source.numel(), _number(source, "send"), dstRank, tag), _Call(), tensors, source, alone=True)
 
-    def recv(self, tensors, srcRank, tag=0):
+    def recv(self, tensors: Sequence[torch.Tensor], srcRank: int, tag: int = 0) -> Any:
         tensor = _one(tensors, "recv")
         number = _number(tensor, "recv")
         target, finish = _writable(tensor)
@@ -451,7 +454,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
         work._received = received
         return work
 
-    def recv_anysource(self, tensors, tag=0):
+    def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Any:
         return self.recv(tensors, constants["TUTTI_ANY_SOURCE"], tag)
 
     # ---- older names ----

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scaled forms (f8) of PyTorch's fused operations on tensors of the CPU, by the tensor library: products of narrow numbers with scales, fused with a gather
 before or a scatter behind."""
+from typing import Any, Optional, Sequence
+
 import torch
 import torch.distributed as dist
 
@@ -12,7 +14,7 @@ from ..world import Group
 _wrap = _calls.bind("tt_wrap", "tensor", "PDYPP")
 
 
-def _ours(tensor):
+def _ours(tensor: torch.Tensor) -> Any:
     """A tensor of the library over the memory of one of PyTorch's, or over a copy where that is not dense. It must not outlive it."""
     if tensor is None:
         return None, None
@@ -20,7 +22,7 @@ def _ours(tensor):
     return _calls.tensor(_wrap, dense.data_ptr(), tuple(dense.shape), dense.dtype, None, None), dense
 
 
-def _theirs(tensor, dtype):
+def _theirs(tensor: torch.Tensor, dtype: Optional[torch.dtype]) -> Any:
     """PyTorch's, with a copy of a result."""
     made = torch.empty(tensor.shape, dtype=dtype)
     place, _ = _ours(made)
@@ -32,7 +34,7 @@ def _theirs(tensor, dtype):
 _BY_NUMBER = {5: torch.float16, 6: torch.float32, 7: torch.float64, 15: torch.bfloat16, 23: torch.float8_e5m2, 24: torch.float8_e4m3fn}
 
 
-def _dtype(given, default):
+def _dtype(given: Any, default: Any) -> Any:
     if given is None:
         return default
     if isinstance(given, int) and given not in _BY_NUMBER:
@@ -40,22 +42,23 @@ def _dtype(given, default):
     return _BY_NUMBER[given] if isinstance(given, int) else given
 
 
-def _lists(tensors):
+def _lists(tensors: Sequence[torch.Tensor]) -> Any:
     """Ours, and what keeps their memory."""
     pairs = [_ours(tensor) for tensor in tensors]
     return [ours for ours, _ in pairs], [dense for _, dense in pairs]
 
 
-def _called(function, *arguments, **named):
+def _called(function: Any, *arguments: Any, **named: Any) -> Any:
     try:
         return function(*arguments, **named)
     except Error as cause:
-        error = dist.DistBackendError(str(cause))
+        error: Any = dist.DistBackendError(str(cause))
         error.status, error.ranks = cause.status, cause.ranks
         raise error from cause
 
 
-def all_gather_scaled_matmul(group, A, Bs, A_scale, B_scales, gather_dim, biases, result_scales, out_dtypes, use_fast_accum):
+def all_gather_scaled_matmul(group: Any, A: torch.Tensor, Bs: Sequence[torch.Tensor], A_scale: Any, B_scales: Any, gather_dim: int, biases: Any,
+                             result_scales: Any, out_dtypes: Any, use_fast_accum: Any) -> Any:
     """All ranks' A along gather_dim, and its scaled products with each of Bs."""
     (a, scale), _held = _lists([A, A_scale])
     bs, scales, bias, result_scale = _lists(Bs), _lists(B_scales), _lists(biases or []), _lists(result_scales or [])
@@ -65,8 +68,9 @@ def all_gather_scaled_matmul(group, A, Bs, A_scale, B_scales, gather_dim, biases
     return _theirs(whole, A.dtype), [_theirs(product, dtype) for product, dtype in zip(products, dtypes)]
 
 
-def scaled_matmul_reduce_scatter(group, A, B, A_scale, B_scale, reduce_op, orig_scatter_dim, scatter_dim, output_shape, bias, result_scale, out_dtype,
-                                 use_fast_accum):
+def scaled_matmul_reduce_scatter(group: Any, A: torch.Tensor, B: torch.Tensor, A_scale: Any, B_scale: Any, reduce_op: str, orig_scatter_dim: Any,
+                                 scatter_dim: int, output_shape: Any, bias: Any, result_scale: Any, out_dtype: Any,
+                                 use_fast_accum: Any) -> Any:
     """This rank's part of the sum over the ranks of the scaled product of A and B."""
     (a, b, a_scale, b_scale, added, scaled), _held = _lists([A, B, A_scale, B_scale, bias, result_scale])
     dtype = _dtype(out_dtype, A.dtype)

@@ -16,6 +16,7 @@ import copy
 import ctypes
 import os
 import weakref
+from typing import Any, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,7 @@ from .work import raise_error
 _Call = struct("tutti_call")
 
 
-def _resolve(group):
+def _resolve(group: Any) -> Any:
     """This rank in a process group, given as that or by its name."""
     if isinstance(group, str):
         group = dist.distributed_c10d._resolve_process_group(group)
@@ -43,13 +44,13 @@ def _resolve(group):
     return member
 
 
-def _checked(group, function, *arguments):
+def _checked(group: Any, function: Any, *arguments: Any) -> None:
     status = _interrupt.call(group._world._handle, function, *arguments)
     if status:
         raise_error(status)
 
 
-def _tensor_over(address, shape, dtype, owner):
+def _tensor_over(address: Any, shape: Sequence[int], dtype: torch.dtype, owner: Any) -> Any:
     """A tensor where something lies; it keeps the owner."""
     count = 1
     for size in shape:
@@ -64,7 +65,7 @@ def _tensor_over(address, shape, dtype, owner):
 class _Block:
     """A block of symmetric memory; tensors over it keep it."""
 
-    def __init__(self, handle):
+    def __init__(self, handle: int) -> None:
         self.handle, self.address, self.rendezvoused = handle, lib.tutti_memory_data(handle), []
         self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_memory_release, handle)
         self._release.atexit = False
@@ -73,7 +74,7 @@ class _Block:
 _blocks = weakref.WeakValueDictionary()  # by address
 
 
-def empty(*size, dtype=None, device=None):
+def empty(*size: Any, dtype: Optional[torch.dtype] = None, device: Any = None) -> torch.Tensor:
     """As torch.empty, in symmetric memory of the default group's world. Local; rendezvous makes it reachable."""
     size = tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list, torch.Size)) else size
     dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -94,11 +95,11 @@ def empty(*size, dtype=None, device=None):
     return _tensor_over(block.address, size, dtype, block)
 
 
-def _block_of(tensor):
+def _block_of(tensor: torch.Tensor) -> Any:
     return _blocks.get(tensor.untyped_storage().data_ptr())
 
 
-def is_symm_mem_tensor(tensor):
+def is_symm_mem_tensor(tensor: torch.Tensor) -> bool:
     """Whether it lies in symmetric memory that `empty` gave."""
     return tensor.is_cpu and _block_of(tensor) is not None
 
@@ -106,7 +107,7 @@ def is_symm_mem_tensor(tensor):
 class SymmetricMemory:
     """What rendezvous returns: the blocks of all ranks of a group."""
 
-    def __init__(self, group, tensor, peers):
+    def __init__(self, group: Any, tensor: torch.Tensor, peers: Any) -> None:
         self._group, self._peers, self.device = group, peers, torch.device("cpu")
         self.rank, self.world_size, self.group_name = group.rank(), group.size(), group.group_name
         self.buffer_size, self.signal_pad_size = lib.tutti_peers_bytes(peers), lib.tutti_peers_pad_bytes(peers)
@@ -114,7 +115,7 @@ class SymmetricMemory:
         self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_peers_release, peers)
         self._release.atexit = False
 
-    def _at(self, offset):
+    def _at(self, offset: int) -> Any:
         """The same blocks, for a tensor that lies elsewhere in them."""
         other = copy.copy(self)
         other.offset, other._first = offset, self  # which releases them
@@ -125,10 +126,10 @@ class SymmetricMemory:
     multicast_ptr = 0  # there is no switch between processors
 
     @staticmethod
-    def has_multicast_support(device_type=None, device_index=0):
+    def has_multicast_support(device_type: Any = None, device_index: int = 0) -> Any:
         return False
 
-    def _view(self, function, rank, sizes, dtype, storage_offset):
+    def _view(self, function: Any, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int) -> Any:
         view = struct("tutti_view")()
         number = _DTYPES.get(dtype)
         if number is None:
@@ -139,38 +140,38 @@ class SymmetricMemory:
             raise_error(status)
         return _tensor_over(view.data, sizes, dtype, self)
 
-    def get_buffer(self, rank, sizes, dtype, storage_offset=0):
+    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> torch.Tensor:
         """A part of a rank's block as a tensor over that very memory; storage_offset in elements."""
         return self._view(lib.tutti_peers_get_buffer, rank, sizes, dtype, storage_offset)
 
-    def get_signal_pad(self, rank, sizes=(), dtype=None, storage_offset=0):
+    def get_signal_pad(self, rank: int, sizes: Sequence[int] = (), dtype: Optional[torch.dtype] = None, storage_offset: int = 0) -> torch.Tensor:
         """A rank's signal pad, or a part of it."""
         dtype = torch.uint32 if dtype is None else dtype
         sizes = sizes if len(sizes) else (self.signal_pad_size // dtype.itemsize - storage_offset,)
         return self._view(lib.tutti_peers_get_signal_pad, rank, sizes, dtype, storage_offset)
 
-    def get_remote_tensor(self, rank, sizes, dtype):
+    def get_remote_tensor(self, rank: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """The tensor of a rank that lies where the one given to rendezvous does."""
         return self.get_buffer(rank, sizes, dtype, self.offset // dtype.itemsize)
 
-    def _call(self, function, *arguments, timeout_ms):
+    def _call(self, function: Any, *arguments: Any, timeout_ms: int) -> Any:
         call = _Call(timeout_ns=_nanoseconds(timeout_ms / 1e3 if timeout_ms else None))
         _checked(self._group, function, self._peers, *arguments, ctypes.byref(call))
 
-    def barrier(self, channel=0, timeout_ms=0):
+    def barrier(self, channel: int = 0, timeout_ms: int = 0) -> Any:
         """Of all ranks; each then sees what the others have written."""
         self._call(lib.tutti_peers_barrier, channel, timeout_ms=timeout_ms)
 
-    def put_signal(self, dst_rank, channel=0, timeout_ms=0):
+    def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Tells a rank; waits while the last signal on this channel was not taken yet."""
         self._call(lib.tutti_peers_signal, dst_rank, channel, timeout_ms=timeout_ms)
 
-    def wait_signal(self, src_rank, channel=0, timeout_ms=0):
+    def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Takes the signal of a rank, and sees what it has written before."""
         self._call(lib.tutti_peers_wait_signal, src_rank, channel, timeout_ms=timeout_ms)
 
 
-def rendezvous(tensor, group):
+def rendezvous(tensor: torch.Tensor, group: Any) -> SymmetricMemory:
     """Collective: maps the blocks of all ranks of the group. The tensor is one of `empty`, or a part of it. A second call for the same block and group is local."""
     group, block = _resolve(group), _block_of(tensor)
     if block is None:
@@ -186,7 +187,7 @@ def rendezvous(tensor, group):
     return handle
 
 
-def get_symm_mem_workspace(group_name, min_size):
+def get_symm_mem_workspace(group_name: str, min_size: int) -> SymmetricMemory:
     """A block of at least min_size bytes that all operations of the group share. Collective when it has to grow."""
     group = _resolve(group_name)
     if group._workspace is None or group._workspace.numel() < min_size:
@@ -194,83 +195,83 @@ def get_symm_mem_workspace(group_name, min_size):
     return rendezvous(group._workspace, group)
 
 
-def enable_symm_mem_for_group(group_name):
+def enable_symm_mem_for_group(group_name: str) -> None:
     """Nothing has to be switched on; a group of another backend is refused."""
     _resolve(group_name)
 
 
-def is_symm_mem_enabled_for_group(group_name):
+def is_symm_mem_enabled_for_group(group_name: str) -> bool:
     return member_of(dist.distributed_c10d._resolve_process_group(group_name)) is not None
 
 
 # ---- operations ----
 
-def _op(name):
+def _op(name: str) -> int:
     for kind, number in _REDUCTIONS.items():
         if kind.name.lower() == name.lower():
             return number
     raise ValueError(f"tutti: there is no reduction {name!r}; there are {', '.join(kind.name.lower() for kind in _REDUCTIONS)}")
 
 
-def _dense(tensor, who):
+def _dense(tensor: torch.Tensor, who: str) -> torch.Tensor:
     if not tensor.is_contiguous():
         raise ValueError(f"tutti: {who} wants tensors that are contiguous")
     return tensor
 
 
-def _named(function, group, *arguments):
+def _named(function: Any, group: Any, *arguments: Any) -> None:
     group = _resolve(group)
     _checked(group, function, group._handle, *arguments, None)
 
 
-def _one_shot_out(input, reduce_op, group_name, out):
+def _one_shot_out(input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor) -> Any:
     _named(lib.tutti_one_shot_all_reduce, group_name, _dense(input, "one_shot_all_reduce").data_ptr(), _dense(out, "one_shot_all_reduce").data_ptr(), input.numel(),
            _number(input, "one_shot_all_reduce"), _op(reduce_op))
     return out
 
 
-def _one_shot(input, reduce_op, group_name):
+def _one_shot(input: torch.Tensor, reduce_op: str, group_name: str) -> Any:
     return _one_shot_out(input, reduce_op, group_name, torch.empty_like(input))
 
 
-def _one_shot_copy_out(symm_buffer, local_input, reduce_op, group_name, out):
+def _one_shot_copy_out(symm_buffer: torch.Tensor, local_input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor) -> Any:
     source = local_input.contiguous()
     _named(lib.tutti_one_shot_all_reduce_copy, group_name, symm_buffer.data_ptr(), symm_buffer.numel(), source.data_ptr(), _dense(out, "one_shot_all_reduce").data_ptr(),
            source.numel(), _number(source, "one_shot_all_reduce"), _op(reduce_op))
     return out
 
 
-def _one_shot_copy(symm_buffer, local_input, reduce_op, group_name):
+def _one_shot_copy(symm_buffer: torch.Tensor, local_input: torch.Tensor, reduce_op: str, group_name: str) -> Any:
     return _one_shot_copy_out(symm_buffer, local_input, reduce_op, group_name, torch.empty_like(local_input, memory_format=torch.contiguous_format))
 
 
-def _two_shot(input, reduce_op, group_name):
+def _two_shot(input: torch.Tensor, reduce_op: str, group_name: str) -> Any:
     _named(lib.tutti_two_shot_all_reduce, group_name, _dense(input, "two_shot_all_reduce").data_ptr(), input.numel(), _number(input, "two_shot_all_reduce"),
            _op(reduce_op))
     return input
 
 
-def _two_shot_out(input, reduce_op, group_name, output):
+def _two_shot_out(input: torch.Tensor, reduce_op: str, group_name: str, output: torch.Tensor) -> Any:
     _named(lib.tutti_two_shot_all_reduce_out, group_name, _dense(input, "two_shot_all_reduce").data_ptr(), _dense(output, "two_shot_all_reduce").data_ptr(),
            input.numel(), _number(input, "two_shot_all_reduce"), _op(reduce_op))
     return output
 
 
-def _reduce_scatter_out(input, group_name, split_last_dim, output):
+def _reduce_scatter_out(input: torch.Tensor, group_name: str, split_last_dim: Any, output: torch.Tensor) -> Any:
     columns = input.shape[-1] if input.dim() else 1
     _named(lib.tutti_reduce_scatter_out, group_name, _dense(input, "reduce_scatter").data_ptr(), _dense(output, "reduce_scatter").data_ptr(),
            input.numel() // max(1, columns), columns, split_last_dim, _number(input, "reduce_scatter"), _op("sum"))
     return output
 
 
-def _low_contention_all_gather(tensor, group_name):
+def _low_contention_all_gather(tensor: torch.Tensor, group_name: str) -> Any:
     source = tensor.contiguous()
     out = source.new_empty((source.shape[0] * _resolve(group_name).size(), *source.shape[1:]))
     _named(lib.tutti_low_contention_all_gather, group_name, source.data_ptr(), out.data_ptr(), source.numel(), _number(source, "all_gather"))
     return out
 
 
-def _low_contention_reduce_scatter(tensor, reduce_op, group_name):
+def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_name: str) -> Any:
     source, size = tensor.contiguous(), _resolve(group_name).size()
     if source.shape[0] % size:
         raise ValueError(f"tutti: reduce_scatter: {source.shape[0]} rows cannot be cut into {size} parts")
@@ -279,13 +280,13 @@ def _low_contention_reduce_scatter(tensor, reduce_op, group_name):
     return out
 
 
-def _get_remote_tensors(x, group_name):
+def _get_remote_tensors(x: Any, group_name: str) -> Any:
     handle = rendezvous(x, group_name)
     offset = x.storage_offset()
     return [handle.get_buffer(rank, x.shape, x.dtype, offset) for rank in range(handle.world_size)]
 
 
-def _fused_all_gather_matmul(A, Bs, gather_dim, group_name, *, return_A=True):
+def _fused_all_gather_matmul(A: torch.Tensor, Bs: Sequence[torch.Tensor], gather_dim: int, group_name: str, *, return_A: bool = True) -> Any:
     """Each rank multiplies its own rows first, then those of the others where they lie. Nothing is gathered unless A is asked for."""
     group = _resolve(group_name)
     rank, size, gather_dim = group.rank(), group.size(), gather_dim % A.dim()
@@ -321,7 +322,7 @@ def _fused_all_gather_matmul(A, Bs, gather_dim, group_name, *, return_A=True):
     return (unflatten(whole) if return_A else None), [unflatten(output) for output in outputs]
 
 
-def _fused_matmul_reduce_scatter(A, B, reduce_op, scatter_dim, group_name):
+def _fused_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Any:
     """Each rank multiplies the rows of the others first and its own last; an owner adds up what is its own, in the order of the ranks, in f32."""
     group = _resolve(group_name)
     rank, size, scatter_dim = group.rank(), group.size(), scatter_dim % A.dim()
@@ -351,14 +352,15 @@ def _fused_matmul_reduce_scatter(A, B, reduce_op, scatter_dim, group_name):
     return total.to(A.dtype).view(moved.shape[0] // size, *moved.shape[1:-1], -1).movedim(0, scatter_dim)
 
 
-def _fused_all_gather_scaled_matmul(A, Bs, A_scale, B_scales, gather_dim, group_name, biases, result_scales, out_dtypes, use_fast_accum):
+def _fused_all_gather_scaled_matmul(A: torch.Tensor, Bs: Sequence[torch.Tensor], A_scale: Any, B_scales: Any, gather_dim: int, group_name: str,
+                                    biases: Any, result_scales: Any, out_dtypes: Any, use_fast_accum: Any) -> Any:
     from . import scaled
     return scaled.all_gather_scaled_matmul(_resolve(group_name), A, Bs, A_scale, B_scales, gather_dim, biases, result_scales, out_dtypes,
                                            use_fast_accum)
 
 
-def _fused_scaled_matmul_reduce_scatter(A, B, A_scale, B_scale, reduce_op, orig_scatter_dim, scatter_dim_after_maybe_reshape, group_name, output_shape, bias=None,
-                                        result_scale=None, out_dtype=None, use_fast_accum=False):
+def _fused_scaled_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, A_scale: Any, B_scale: Any, reduce_op: str, orig_scatter_dim: Any,
+                                        scatter_dim_after_maybe_reshape: Any, group_name: str, output_shape: Any, bias: Any = None, result_scale: Any = None, out_dtype: Any = None, use_fast_accum: bool = False) -> Any:
     from . import scaled
     return scaled.scaled_matmul_reduce_scatter(_resolve(group_name), A, B, A_scale, B_scale, reduce_op, orig_scatter_dim, scatter_dim_after_maybe_reshape,
                                                output_shape, bias, result_scale, out_dtype, use_fast_accum)
@@ -378,7 +380,7 @@ for _name, _function in {"one_shot_all_reduce": _one_shot, "one_shot_all_reduce_
 
 # ---- the same with gradients, under a name of their own ----
 
-def _size_of(group_name):
+def _size_of(group_name: str) -> Any:
     return dist.distributed_c10d._resolve_process_group(group_name).size()
 
 
@@ -405,12 +407,12 @@ def fused_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: str
 
 
 @one_shot_all_reduce.register_fake
-def _(input, reduce_op, group_name):
+def _(input: torch.Tensor, reduce_op: str, group_name: str) -> Any:
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
 @fused_all_gather_matmul.register_fake
-def _(A, B, gather_dim, group_name):
+def _(A: torch.Tensor, B: torch.Tensor, gather_dim: int, group_name: str) -> Any:
     shape = [*A.shape[:-1], B.shape[1]]
     if gather_dim % A.dim() != A.dim() - 1:
         shape[gather_dim] *= _size_of(group_name)
@@ -418,34 +420,34 @@ def _(A, B, gather_dim, group_name):
 
 
 @fused_matmul_reduce_scatter.register_fake
-def _(A, B, reduce_op, scatter_dim, group_name):
+def _(A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str) -> Any:
     shape = [*A.shape[:-1], B.shape[1]]
     shape[scatter_dim] //= _size_of(group_name)
     return A.new_empty(shape)
 
 
-def _remember(ctx, inputs, output):
+def _remember(ctx: Any, inputs: Sequence[torch.Tensor], output: torch.Tensor) -> Any:
     tensors = [entry for entry in inputs if isinstance(entry, torch.Tensor)]
     ctx.save_for_backward(*tensors)
     ctx.rest = [entry for entry in inputs if not isinstance(entry, torch.Tensor)]
 
 
-def _linear(reduce_op, who):
+def _linear(reduce_op: str, who: str) -> Any:
     if reduce_op not in ("sum", "avg"):
         raise NotImplementedError(f"tutti: {who} with {reduce_op!r} has no gradient; sum and avg have")
 
 
-def _one_shot_backward(context, gradient):
+def _one_shot_backward(context: Any, gradient: Any) -> Any:
     reduce_op, group_name = context.rest
     _linear(reduce_op, "one_shot_all_reduce")
     return torch.ops.tutti.one_shot_all_reduce(gradient, reduce_op, group_name), None, None
 
 
-def _flat(tensor):
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _gather_matmul_backward(context, gradient):
+def _gather_matmul_backward(context: Any, gradient: Any) -> Any:
     """Of rows that were gathered: the gradient is added up and scattered, which is the other fused operation."""
     A, B = context.saved_tensors
     gather_dim, group_name = context.rest
@@ -457,7 +459,7 @@ def _gather_matmul_backward(context, gradient):
     return of_a, _flat(whole).t() @ _flat(gradient), None, None
 
 
-def _matmul_scatter_backward(context, gradient):
+def _matmul_scatter_backward(context: Any, gradient: Any) -> Any:
     A, B = context.saved_tensors
     reduce_op, scatter_dim, group_name = context.rest
     size = _size_of(group_name)

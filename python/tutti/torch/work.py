@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Works as PyTorch knows them, and their futures."""
 import ctypes
+import datetime
 import functools
 import os
 import sys
 import threading
 import time
 import traceback
+from typing import Any, NoReturn, Optional
 
 import torch
 import torch.distributed as dist
@@ -16,25 +18,25 @@ from ..errors import error_of
 from ..world import _drop, wait_for
 
 
-def failure(status):
+def failure(status: int) -> Any:
     """The failure of a call that this thread has just made, as PyTorch's users know it. status and ranks are the library's."""
     cause = error_of(status)
-    error = dist.DistBackendError(str(cause))
+    error: Any = dist.DistBackendError(str(cause))
     error.status, error.ranks = cause.status, cause.ranks
     error.__cause__ = cause
     return error
 
 
-def raise_error(status):
+def raise_error(status: int) -> NoReturn:
     raise failure(status)
 
 
-def _finished(handle):
+def _finished(handle: int) -> bool:
     finished = ctypes.c_bool()
     return not lib.tutti_work_test(handle, ctypes.byref(finished)) and finished.value
 
 
-def _outcome(handle, status):
+def _outcome(handle: int, status: int) -> Any:
     """What a wait has found: whether the operation is over, and its failure or None. A deadline of the wait alone, and an interruption, which ends all waits of
     the world, leave the operation running, and the library writes into its buffers."""
     if not status:
@@ -49,19 +51,21 @@ def _outcome(handle, status):
 class Work(dist.Work):
     """An operation that was started. `finish`, if given, runs once, after it has ended well: it copies results to where they belong."""
 
-    def __init__(self, group, handle, result, kept, finish=None, alone=False):
+    def __init__(self, group: Any, handle: int, result: Any, kept: Any, finish: Any = None, alone: bool = False) -> None:
         super().__init__()
         self._group, self._handle, self._result, self._kept, self._finish, self._alone = group, handle, result, kept, finish, alone
         self._lock, self._process = threading.Lock(), os.getpid()
-        self._over, self._error, self._future, self._received = False, None, None, None
+        self._over, self._error = False, None
+        self._future: Any = None
+        self._received: Any = None
 
-    def __del__(self):
+    def __del__(self) -> None:
         if self._finish is not None and self._process == os.getpid() and not sys.is_finalizing():
             _later(self, functools.partial(_end_dropped, self._handle, self._kept, self._finish))  # results belong somewhere, also when nobody waits
         else:
             _drop(self._process, self._handle, self._kept)  # never waits
 
-    def _settle(self, error):
+    def _settle(self, error: Any) -> None:
         """The operation has ended. The first who notices it does what is left to do."""
         with self._lock:
             if self._over:
@@ -75,7 +79,7 @@ class Work(dist.Work):
                 self._kept = None
             self._error, self._over, self._finish = error, True, None
 
-    def _wait(self, nanoseconds, function):
+    def _wait(self, nanoseconds: int, function: Any) -> None:
         if not self._over:
             over, error = _outcome(self._handle, function(self._handle, nanoseconds))
             if not over:
@@ -84,40 +88,40 @@ class Work(dist.Work):
         if self._error is not None:
             raise self._error
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: Optional[datetime.timedelta] = None) -> bool:
         """Waits; a failure is raised. A timeout that runs out ends this wait alone, and the operation goes on."""
         nanoseconds = max(0, int(timeout.total_seconds() * 1e9)) if timeout is not None else 0
         self._wait(nanoseconds, functools.partial(wait_for, self._group._world._handle))
         return True
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         self.wait()
 
-    def is_completed(self):
+    def is_completed(self) -> bool:
         if not self._over and _finished(self._handle):
             self._settle(_outcome(self._handle, lib.tutti_work_wait(self._handle, 0))[1])
         return self._over
 
-    def is_success(self):
+    def is_success(self) -> bool:
         return self.is_completed() and self._error is None
 
-    def exception(self):
+    def exception(self) -> Any:
         self.is_completed()
         return self._error
 
-    def result(self):
+    def result(self) -> Any:
         self.wait()
         return self._result
 
-    def _source_rank(self):
+    def _source_rank(self) -> int:
         return self._received.source if self._received is not None else -1
 
     source_rank = _source_rank
 
-    def get_future(self):
+    def get_future(self) -> torch.futures.Future:
         """Completes by itself: a thread of the group's waits for it."""
         if self._future is None:
-            raw = torch.futures.Future()
+            raw: Any = torch.futures.Future()
 
             def value(_):
                 if self._error is not None:
@@ -132,7 +136,7 @@ class Work(dist.Work):
         return self._future
 
 
-def _later(work, function):
+def _later(work: Any, function: Any) -> None:
     """Runs what waits for a work on the thread of its group, whose works end in that order. Messages end in any order, and those of a group that was destroyed
     have no such thread."""
     if work._alone or work._group._handle is None:
@@ -141,7 +145,7 @@ def _later(work, function):
         work._group._completer().put(function)
 
 
-def _complete(work, raw):
+def _complete(work: Any, raw: Any) -> None:
     while not work._over:
         try:
             work._wait(0, lib.tutti_work_wait)
@@ -151,7 +155,7 @@ def _complete(work, raw):
     raw.set_result(None)  # which calls what was given to then(), whose errors are its future's
 
 
-def _end_dropped(handle, kept, finish):
+def _end_dropped(handle: int, kept: Any, finish: Any) -> None:
     over = False
     while not over:
         over, error = _outcome(handle, lib.tutti_work_wait(handle, 0))
@@ -164,7 +168,7 @@ def _end_dropped(handle, kept, finish):
         _drop(os.getpid(), handle, kept)
 
 
-def completer(works):
+def completer(works: Any) -> None:
     """A thread that runs, one after the other, what waits for the works of a group; None ends it."""
     def complete():
         while (function := works.get()) is not None:
