@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed on Tutti beside gloo, in the same processes, in turns: all_reduce of several sizes, a step of DDP and one of FSDP2. Then what Python itself
-costs: an import, one call by ctypes, an operator on tensors.
+costs: an import, one call by ctypes, dist.all_reduce in Python and in C++, an operator on tensors. TUTTI_TORCH_SHIM=off compares the backend in Python.
 
     PYTHONPATH=build/release/python python3 bench/python.py [--ranks 2] [--rounds 9] [--sizes 8,4096,1048576,67108864] [--steps] [--calls]
 """
@@ -117,6 +117,11 @@ def calls():
         arguments = world.group._handle, ctypes.byref(plain), ctypes.byref(plain), 1, constants["TUTTI_F32"], constants["TUTTI_SUM"], None
         print(f"{'all_reduce by ctypes':24} {best(lambda: lib.tutti_all_reduce(*arguments)):12.2f} us  (one rank)")
         print(f"{'Group.all_reduce':24} {best(lambda: world.group.all_reduce(z)):12.2f} us  (one rank)")
+    for way, name in (("off", "Python"), ("on", "C++")):
+        os.environ["TUTTI_TORCH_SHIM"] = way
+        dist.init_process_group("tutti", rank=0, world_size=1, store=dist.HashStore())
+        print(f"{'dist.all_reduce, ' + name:24} {best(lambda: dist.all_reduce(z)):12.2f} us  (one rank)")
+        dist.destroy_process_group()
     print(f"{'a + b of 4 numbers':24} {best(lambda: x + y):12.2f} us {best(lambda: z + z):12.2f} us by PyTorch")
 
 
