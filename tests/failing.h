@@ -59,6 +59,24 @@ typedef struct failing_attempt {
 /* What a rank does: everything that it makes it leaves in *memory and *peers. */
 typedef tutti_status failing_work(tutti_world *world, tutti_memory **memory, tutti_peers **peers);
 
+/* What most works begin with: the backend, 64 KiB of its memory on the device, which meets with all ranks. */
+static inline tutti_status failing_begin(tutti_world *world, const char *backend, tutti_memory **memory,
+                                         tutti_peers **peers) {
+    tutti_status status = tutti_backend_open(world, backend, NULL);
+    if (status == TUTTI_OK)
+        status = tutti_memory_set_backend(world, TUTTI_CUDA, backend);
+    if (status == TUTTI_OK)
+        status =
+            tutti_memory_alloc(world, 65536, TUTTI_OPTIONS(tutti_memory_options, .device = TUTTI_CUDA_AT(0)), memory);
+    return status == TUTTI_OK ? tutti_memory_rendezvous(*memory, tutti_world_group(world), peers) : status;
+}
+
+/* And what they end with, so that one who is through hears of one who is not. */
+static inline tutti_status failing_end(tutti_group *group) {
+    tutti_status status = tutti_barrier(group, NULL);
+    return status == TUTTI_OK ? tutti_group_check(group) : status;
+}
+
 static const char *const failing_kinds[] = { "objects", "mappings", "bytes", "descriptors", "things of the library" };
 
 /* What there is, besides what the process always has. `library`: how much a library has, which is asked first, so that
