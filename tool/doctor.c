@@ -429,12 +429,7 @@ static bool runs(const char *name) {
 }
 
 static void check_gpus(report *to) {
-    int gpus = 0;
-    char path[64];
-    for (int i = 0; i < 64; i++) {
-        snprintf(path, sizeof path, "/dev/nvidia%d", i);
-        gpus += access(path, F_OK) == 0;
-    }
+    int gpus = machine_gpus();
     if (gpus == 0) {
         doctor_put(to, DOCTOR_GOOD, "GPUs", NULL, "none");
         return;

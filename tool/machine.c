@@ -45,3 +45,13 @@ int machine_nodes(void) {
     while (access(path, F_OK) == 0 && nodes++ < 1024);
     return nodes > 0 ? nodes : 1;
 }
+
+int machine_gpus(void) {
+    int gpus = 0;
+    char path[64];
+    for (int i = 0; i < 64; i++) {
+        snprintf(path, sizeof path, "/dev/nvidia%d", i);
+        gpus += access(path, F_OK) == 0;
+    }
+    return gpus;
+}

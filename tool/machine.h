@@ -18,5 +18,6 @@ bool machine_line_of(const char *path, const char *key, char *text, size_t bytes
 void machine_processor(char *text, size_t bytes);
 
 int machine_nodes(void); /* NUMA nodes; 1 where the kernel tells of none */
+int machine_gpus(void);  /* NVIDIA's, that there are devices for */
 
 #endif

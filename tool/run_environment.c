@@ -2,6 +2,7 @@
  *
  * What `tutti run` gives to its ranks: the program, environment, limits, the store's socket and the secret.
  */
+#include "machine.h"
 #include "run_inner.h"
 
 #include <arpa/inet.h>
@@ -130,6 +131,34 @@ static bool add_variable(run_plan *plan, size_t *used, const char *format, ...) 
     return made;
 }
 
+/* Devices that ranks may see. */
+static int visible_gpus(void) {
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    if (list == NULL)
+        return machine_gpus();
+    int count = list[0] != '\0';
+    for (; *list != '\0'; list++)
+        count += *list == ',';
+    return count;
+}
+
+static bool mps_runs(void) {
+    const char *folder = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    char path[4096];
+    snprintf(path, sizeof path, "%s/control", folder != NULL ? folder : "/tmp/nvidia-mps");
+    return access(path, F_OK) == 0;
+}
+
+/* Kernels of ranks that wait for each other must all be on the GPU at once. Under MPS the products of one rank may take
+ * all of it, unless each rank has its share. */
+static bool add_mps_share(run_plan *plan, size_t *used) {
+    int ranks = plan->options->ranks, gpus = visible_gpus();
+    if (gpus == 0 || ranks <= gpus || getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") != NULL || !mps_runs())
+        return true;
+    int beside = (ranks + gpus - 1) / gpus;
+    return add_variable(plan, used, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=%d", beside < 100 ? 100 / beside : 1);
+}
+
 bool run_build_environment(run_plan *plan, const job_variables *job) {
     extern char **environ;
     static const char *const rank_names[4] = { "RANK", "LOCAL_RANK", "TUTTI_RANK", "TUTTI_LOCAL_RANK" };
@@ -166,7 +195,7 @@ bool run_build_environment(run_plan *plan, const job_variables *job) {
                    add_variable(plan, &used, "TUTTI_NEWS_FD=%d", RUN_NEWS_FD);
     if (complete && plan->log_dir != NULL && getenv("TUTTI_TRACE_DIR") == NULL)
         complete = add_variable(plan, &used, "TUTTI_TRACE_DIR=%s", plan->log_dir);
-    return complete;
+    return complete && add_mps_share(plan, &used);
 }
 
 void run_raise_limits(void) {

@@ -171,6 +171,20 @@ def ranks_find_themselves_in_the_environment():
 
 
 @test
+def ranks_that_share_a_gpu_under_mps_have_a_share_each():
+    echo = ("sh", "-c", "echo ${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE-none}")
+    with tempfile.TemporaryDirectory() as pipes:
+        here = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_MPS_PIPE_DIRECTORY": pipes}
+        equal(run("-q", "-n", "3", *echo, environment=here)[1], 3 * "none\n")  # no MPS
+        pathlib.Path(pipes, "control").touch()
+        equal(run("-q", "-n", "3", *echo, environment=here)[1], 3 * "33\n")
+        equal(run("-q", "-n", "3", *echo, environment={**here, "CUDA_VISIBLE_DEVICES": "0,2"})[1], 3 * "50\n")
+        equal(run("-q", "-n", "2", *echo, environment={**here, "CUDA_VISIBLE_DEVICES": "0,2"})[1], 2 * "none\n")
+        equal(run("-q", "-n", "2", *echo, environment={**here, "CUDA_VISIBLE_DEVICES": ""})[1], 2 * "none\n")
+        equal(run("-q", "-n", "2", *echo, environment={**here, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "70"})[1], 2 * "70\n")
+
+
+@test
 def another_launchers_variables_do_not_reach_the_ranks():
     _, output, _ = run("-q", "-n", "1", "env", environment={"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": "1"})
     assert "TORCHELASTIC" not in output
