@@ -4,6 +4,7 @@
  */
 #include <math.h>
 
+#include <tutti/graph.h>
 #include <tutti/mesh.h>
 #include <tutti/streams.h>
 
@@ -273,6 +274,37 @@ TEST_WORLD_THREADS(clipping_counts_what_every_rank_has_once, 2) {
     expect_error(TUTTI_ERROR_ARGUMENT, "limit is 0 and must be above 0");
     CHECK(tt_module_clip_grad_norm(NULL, 1, NULL) == NULL);
     expect_error(TUTTI_ERROR_ARGUMENT, "module is NULL");
+    tt_module_release(net);
+    END_CUT;
+}
+
+/* ---- what they run ---- */
+
+static int pair_step(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    outputs[0] = tt_sum(tt_module_call(user, inputs.at[0]));
+    tt_backward(outputs[0], NULL);
+    return 1;
+}
+
+/* With `sequence` all that goes from rank to rank goes with a product, forward and backward; without it there is an
+ * all-reduce behind the pair and one behind its backward, and nothing to fuse.
+ */
+TEST_CUTS(layers_use_fused_products_where_activations_are_cut) {
+    BEGIN_CUT(argument);
+    tt_seed(1, 0);
+    tt_module *layers[] = { tt_column_linear_module(WIDTH, 4 * WIDTH, true, &how), tt_function_module("gelu", tt_gelu),
+                            tt_row_linear_module(4 * WIDTH, WIDTH, false, &how) };
+    tt_module *net = tt_sequential_module(3, layers);
+    tt_tensor *x = leaf_of(draw(2, tt_shape(BATCH, LENGTH, WIDTH)), sequence, group);
+    tt_graph *graph = NULL;
+    CHECK(tt_capture(pair_step, net, tt_tensors(x), &graph));
+    int gathers = tt_graph_count_of(graph, "fused_all_gather_matmul");
+    int scatters = tt_graph_count_of(graph, "fused_matmul_reduce_scatter");
+    CHECK_EQ(gathers, sequence ? 3 : 0);  /* the pair's own, and those of both layers' backwards */
+    CHECK_EQ(scatters, sequence ? 2 : 0); /* the pair's own, and that of the column-wise layer's input */
+    CHECK_EQ(tt_graph_count_of(graph, "all_gather") + tt_graph_count_of(graph, "reduce_scatter"), 0);
+    CHECK((tt_graph_count_of(graph, "all_reduce") > 0) == !sequence);
+    tt_graph_release(&graph);
     tt_module_release(net);
     END_CUT;
 }
