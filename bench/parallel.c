@@ -138,11 +138,11 @@ static void reduce_all(tt_tensor *values, int64_t block, tutti_group *group) {
     tt_wait(values);
 }
 
-/* Gathers each unit twice and reduces its gradients once, as a step does. */
+/* Gathers each unit twice, the last one once, and reduces its gradients, as a step does. */
 static void gather_all(tt_fully_sharded *sharded, int count, tt_module *const *units, tutti_group *group) {
     for (int i = 0; i < count; i++) {
         tt_scope scope = tt_scope_open();
-        for (int k = 0; k < 2; k++) {
+        for (int k = i == count - 1; k < 2; k++) {
             tt_fully_sharded_gather(sharded, units[i]);
             tt_wait_all(tutti_group_world(group));
             tt_fully_sharded_free(sharded, units[i]);
@@ -213,6 +213,8 @@ static void make(training *one, const settings *set, tutti_group *group) {
         tt_data_parallel_sync(one->parallel, false);
     if (strcmp(set->mode, "sharded") == 0)
         one->sharded = tt_fully_shard(one->model, (size_t)layers, one->modules + 1, group, NULL);
+    if (one->sharded != NULL) /* its backward comes next */
+        tt_fully_sharded_switch(one->sharded, one->modules[layers], TT_SWITCH_FREE_FORWARD, false);
     one->optimizer = tt_adamw_optimizer(one->model, NULL);
 }
 

@@ -57,8 +57,8 @@ def torch_rank(rank, ranks, mode, steps, port, model):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
         mesh = init_device_mesh("cpu", (ranks,))
-        for block in list(model)[1:1 + LAYERS]:
-            fully_shard(block, mesh=mesh)
+        for index, block in enumerate(list(model)[1:1 + LAYERS]):  # the last one's backward comes next
+            fully_shard(block, mesh=mesh, reshard_after_forward=index < LAYERS - 1)
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     times = []

@@ -138,6 +138,26 @@ typedef void tt_shard_watcher(void *user, tt_shard_event event, const char *unit
 /* Says along which dimension a parameter, named as in the root, is cut. */
 typedef int tt_shard_dimension(void *user, const char *name, const tt_tensor *parameter);
 
+/* What a unit sends: its parameters as flat tensors, one per parameter. A gather brings to `wholes` the parts of all
+ * ranks of the group, one after the other; a reduction brings to `parts` the sums over the ranks, divided, of what
+ * `wholes` have for this rank. All are where parameters are computed with. */
+typedef struct tt_shard_transfer {
+    size_t size;
+    const char *unit; /* its path in the root, "" for the root itself */
+    tt_tensor_list parts, wholes;
+    tutti_group *group;
+    double divisor; /* of a reduction; 0: the number of ranks */
+} tt_shard_transfer;
+#define TT_SHARD_TRANSFER_INIT TUTTI_DEFAULTS(tt_shard_transfer)
+/* TT_SHARD_TRANSFER_INIT as a function: zeroes `size` bytes and sets the field. */
+TUTTI_API void tt_shard_transfer_init(tt_shard_transfer *transfer, size_t size);
+/* May return before the results are there, as collectives do. Failed with an error pending. */
+typedef void tt_shard_function(void *user, const tt_shard_transfer *transfer);
+/* What is done when no other function is given: tt_all_gather_out of all, as one work. */
+TUTTI_API void tt_shard_gather(void *user, const tt_shard_transfer *transfer);
+/* The same for gradients: tt_reduce_scatter_out of all, as one work. */
+TUTTI_API void tt_shard_reduce(void *user, const tt_shard_transfer *transfer);
+
 typedef struct tt_fully_sharded_options {
     size_t size;
     tt_reshard reshard;
@@ -150,7 +170,7 @@ typedef struct tt_fully_sharded_options {
     bool no_prefetch;         /* a unit is gathered when it is needed, not before */
     double divisor;           /* of summed gradients; 0: the number of ranks, replicas counted */
     tt_shard_watcher *watch;  /* NULL: none */
-    void *user;               /* of `watch` and `dimension` */
+    void *user;               /* of all these functions */
     /* NULL: all along dimension 0. Along another one a size must be divisible by the ranks. */
     tt_shard_dimension *dimension;
     /* Where parameters are gathered to and computed with; 0: where they are. Another device than theirs offloads:
@@ -160,6 +180,8 @@ typedef struct tt_fully_sharded_options {
      * the backward gathers from these: more memory, and less to send far. Divides the ranks, and is neither 1 nor all
      * of them; 0: nothing is kept. */
     int near_ranks;
+    tt_shard_function *gather; /* NULL: tt_shard_gather */
+    tt_shard_function *reduce; /* NULL: tt_shard_reduce */
 } tt_fully_sharded_options;
 #define TT_FULLY_SHARDED_OPTIONS_INIT TUTTI_DEFAULTS(tt_fully_sharded_options)
 /* TT_FULLY_SHARDED_OPTIONS_INIT as a function: zeroes `size` bytes and sets the field. */
@@ -182,6 +204,30 @@ TUTTI_API bool tt_fully_sharded_sync(tt_fully_sharded *sharded, bool on);
 TUTTI_API bool tt_fully_sharded_gather(tt_fully_sharded *sharded, const tt_module *unit);
 /* Frees what was gathered. */
 TUTTI_API bool tt_fully_sharded_free(tt_fully_sharded *sharded, const tt_module *unit);
+
+/* What can be switched while training goes on. All are on at first, but that FREE_FORWARD is as `reshard` says. Without
+ * FREE_BACKWARD the next forward gathers only what was written to since, which for batches in pieces is nothing; a
+ * compiled function frees in any case. Without GATHER_BACKWARD a backward that reads parameters is TUTTI_ERROR_FREED:
+ * that of an embedding reads none. Without REPLICAS what was reduced adds up, and shards get no gradient: that comes
+ * with the next backward with it on. All ranks do the same. */
+typedef enum tt_shard_switch {
+    TT_SWITCH_FREE_FORWARD = 1,    /* whole parameters are freed behind the forward */
+    TT_SWITCH_FREE_BACKWARD = 2,   /* and behind the backward */
+    TT_SWITCH_GATHER_BACKWARD = 3, /* they are gathered for the backward */
+    TT_SWITCH_REPLICAS = 4         /* gradients are averaged over `replicas` */
+} tt_shard_switch;
+/* Switches the unit of that module; NULL: all. */
+TUTTI_API bool tt_fully_sharded_switch(tt_fully_sharded *sharded, const tt_module *unit, tt_shard_switch which,
+                                       bool on);
+
+typedef enum tt_shard_pass {
+    TT_PASS_FORWARD = 1,
+    TT_PASS_BACKWARD = 2
+} tt_shard_pass;
+/* From now on these units begin to be gathered when the forward, or the backward, of `unit` begins; before that it is
+ * the one that came next in the last one, or none with no_prefetch. `count` may be 0. */
+TUTTI_API bool tt_fully_sharded_prefetch(tt_fully_sharded *sharded, tt_shard_pass pass, const tt_module *unit,
+                                         size_t count, tt_module *const *ahead);
 
 /* All parameters whole, by their names in the root, on every rank: copies. A collective. */
 TUTTI_API tt_named_list tt_fully_sharded_parameters(tt_fully_sharded *sharded);

@@ -28,6 +28,8 @@ _data_count = _calls.bind("tt_data_parallel_count", "done", "PP")
 _shard = _calls.bind("tt_fully_shard", "pointer", "PzPGP")
 _shard_count = _calls.bind("tt_fully_sharded_count", "done", "PP")
 _gather, _free = _calls.bind("tt_fully_sharded_gather", "done", "PP"), _calls.bind("tt_fully_sharded_free", "done", "PP")
+_switch = _calls.bind("tt_fully_sharded_switch", "done", "PPi?")
+_prefetch = _calls.bind("tt_fully_sharded_prefetch", "done", "PiPzP")
 _whole = _named_list("tt_fully_sharded_parameters")
 _protect, _step = _calls.bind("tt_fully_sharded_protect", "done", "PP"), _calls.bind("tt_fully_sharded_step", "done", "P")
 _regroup = _calls.bind("tt_fully_sharded_regroup", "done", "PG")
@@ -164,6 +166,20 @@ class FullySharded(_Parallel):
     def free(self, unit: Optional[Module] = None) -> None:
         """Frees what was gathered."""
         _calls.done(_free, self._handle, unit._need() if unit is not None else None)
+
+    def switch(self, which: str, on: bool, unit: Optional[Module] = None) -> None:
+        """Switches a unit (None: all): "free_forward" and "free_backward" (whole parameters are freed behind it), "gather_backward" (they are gathered for
+        it), "replicas" (gradients are averaged over them). All ranks do the same."""
+        number = constants.get(f"TT_SWITCH_{which.upper()}")
+        if number is None:
+            raise ValueError(f"tutti: {which!r} is no switch; there are free_forward, free_backward, gather_backward and replicas")
+        _calls.done(_switch, self._handle, unit._need() if unit is not None else None, number, on)
+
+    def prefetch(self, unit: Module, ahead: Sequence[Module], backward: bool = False) -> None:
+        """These units, and no others, begin to be gathered when the forward, or the backward, of `unit` begins."""
+        handles = (ctypes.c_void_p * max(1, len(ahead)))(*[each._need() for each in ahead])
+        number = constants["TT_PASS_BACKWARD" if backward else "TT_PASS_FORWARD"]
+        _calls.done(_prefetch, self._handle, number, unit._need(), len(ahead), handles)
 
     def named_parameters(self) -> List[Tuple[str, Tensor]]:
         """All parameters whole, on every rank: copies. A collective."""

@@ -110,26 +110,26 @@ void tu_shard_clear(tu_shard_unit *unit) {
     }
     tu_shard_peers_free(unit->peers, ranks);
     unit->peers = NULL;
-    tt_tensor **held[] = { &unit->shard, &unit->sent, &unit->whole, &unit->kept, &unit->reduction };
+    tt_tensor **held[] = { &unit->shard, &unit->sent, &unit->whole, &unit->kept, &unit->reduction, &unit->partial };
     for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
         tu_tensor_drop(*held[i]);
         *held[i] = NULL;
     }
     free(unit->in_reduction);
-    unit->in_reduction = NULL;
+    free(unit->in_partial);
+    unit->in_reduction = unit->in_partial = NULL;
     unit->elements = 0;
     unit->arrivals = 0;
-    unit->gathered = unit->reduced = false;
+    unit->gathered = unit->hidden = unit->reduced = false;
 }
 
-/* Elements of a rank's part of a parameter, with the padding of its last rows. */
-static int64_t part_elements(const tu_shard_member *member) {
+int64_t tu_shard_part_elements(const tu_shard_member *member) {
     return member->part * member->width;
 }
 
 static void cut_member(tu_shard_unit *unit, tu_shard_member *member) {
     int ranks = tutti_group_size(unit->all->group);
-    int64_t elements = part_elements(member);
+    int64_t elements = tu_shard_part_elements(member);
     tt_tensor *shard = tu_shard_rows(unit->shard, member);
     tt_copy_(shard, tu_shard_own(member->original, member));
     member->shard = tu_tensor_hold(tt_parameter(shard, member->trained));
@@ -143,8 +143,7 @@ static void cut_member(tu_shard_unit *unit, tu_shard_member *member) {
     member->whole = tu_tensor_hold(tt_parameter(whole, member->trained));
 }
 
-/* Shards that are gathered on another device have no lasting copy there. */
-static bool is_offloaded(const tu_shard_unit *unit) {
+bool tu_shard_is_offloaded(const tu_shard_unit *unit) {
     return unit->gathered_device != unit->device;
 }
 
@@ -167,7 +166,7 @@ static int kept_parts(const tt_fully_sharded *all) {
 static void make_tensors(tu_shard_unit *unit) {
     tt_fully_sharded *all = unit->all;
     unit->shard = tu_tensor_hold(symmetric_flat(unit, unit->dtype));
-    if (!is_offloaded(unit))
+    if (!tu_shard_is_offloaded(unit))
         unit->sent = tu_tensor_hold(unit->gathered_dtype == unit->dtype ? unit->shard
                                                                         : symmetric_flat(unit, unit->gathered_dtype));
     unit->whole = tu_tensor_hold(plain_flat(unit, tutti_group_size(all->group), unit->gathered_dtype));
@@ -187,14 +186,15 @@ tutti_status tu_shard_cut(tu_shard_unit *unit) {
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
     unit->in_reduction = calloc((size_t)unit->count, sizeof *unit->in_reduction);
-    if (unit->in_reduction == NULL)
+    unit->in_partial = calloc((size_t)unit->count, sizeof *unit->in_partial);
+    if (unit->in_reduction == NULL || unit->in_partial == NULL)
         tu_pending_take(tu_error_memory("a unit of parameters", (size_t)unit->count));
     make_tensors(unit);
     for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++)
         cut_member(unit, &unit->members[i]);
     if (tu_self()->pending == TUTTI_OK && tt_storage_resize(unit->whole, 0) && unit->kept != NULL)
         tt_storage_resize(unit->kept, 0);
-    all->cuts++;
+    all->changes++;
     all->counts.shard_bytes += unit->elements * (int64_t)tu_dtype_bytes[unit->dtype];
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
@@ -275,45 +275,89 @@ static tt_tensor *to_be_sent(tu_shard_unit *unit) {
                               : tt_to_device(tt_to(unit->shard, unit->gathered_dtype), unit->gathered_device);
 }
 
-static void gather_from_all(tu_shard_unit *unit, tt_tensor *sent) {
-    for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
-        const tu_shard_member *member = &unit->members[i];
-        int64_t elements = part_elements(member);
-        if (elements > 0)
-            tt_all_gather_out(member->landing,
-                              member->sent != NULL ? member->sent : part_of(sent, member->offset, elements),
-                              unit->all->group);
-    }
-}
-
 /* A member's part of what is kept, and where it lies in the whole. */
 static tt_tensor *kept_part(const tu_shard_unit *unit, const tu_shard_member *member) {
     int parts = kept_parts(unit->all);
-    return part_of(unit->kept, parts * member->offset, parts * part_elements(member));
+    return part_of(unit->kept, parts * member->offset, parts * tu_shard_part_elements(member));
 }
 
-static void gather_from_near(tu_shard_unit *unit) {
-    for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++)
-        if (part_elements(&unit->members[i]) > 0)
-            tt_all_gather_out(unit->members[i].landing, kept_part(unit, &unit->members[i]), unit->all->near);
+/* What a unit sends, without its tensors. */
+static tt_shard_transfer transfer_of(const tu_shard_unit *unit, tutti_group *group, size_t count, tt_tensor **parts,
+                                     tt_tensor **wholes) {
+    return (tt_shard_transfer){
+        .size = sizeof(tt_shard_transfer),
+        .unit = unit->name,
+        .parts = tt_tensors_of(count, parts),
+        .wholes = tt_tensors_of(count, wholes),
+        .group = group,
+        .divisor = unit->all->options.divisor,
+    };
+}
+
+static bool is_whole_transfer(const char *who, const tt_shard_transfer *transfer) {
+    if (tu_self()->pending == TUTTI_OK && (transfer == NULL || transfer->parts.count != transfer->wholes.count))
+        tu_fail(TUTTI_ERROR_ARGUMENT,
+                transfer == NULL ? "%s: transfer is NULL" : "%s: there are not as many parts as wholes", who);
+    return tu_self()->pending == TUTTI_OK;
+}
+
+void tt_shard_gather(void *user, const tt_shard_transfer *transfer) {
+    (void)user;
+    if (!is_whole_transfer("shard_gather", transfer) || !batch_begin("all_gather", transfer->group))
+        return;
+    for (size_t i = 0; i < transfer->parts.count && tu_self()->pending == TUTTI_OK; i++)
+        tt_all_gather_out(transfer->wholes.at[i], transfer->parts.at[i], transfer->group);
+    batch_end(transfer->group);
 }
 
 static void start_gathers(tu_shard_unit *unit, bool from_near) {
-    tutti_group *group = from_near ? unit->all->near : unit->all->group;
+    const tt_fully_sharded_options *options = &unit->all->options;
+    size_t count = 0;
+    tt_tensor **parts = tu_scope_memory(((size_t)unit->count + 1) * sizeof *parts);
+    tt_tensor **wholes = tu_scope_memory(((size_t)unit->count + 1) * sizeof *wholes);
     show_shards(unit);
     tt_tensor *sent = from_near ? NULL : to_be_sent(unit);
-    tt_preserve *preserve = tt_preserve_begin(tt_tensors(unit->whole)); /* autograd may have saved what is refilled */
-    if (batch_begin("all_gather", group)) {
-        if (from_near)
-            gather_from_near(unit);
-        else
-            gather_from_all(unit, sent);
-        batch_end(group);
+    for (int i = 0; wholes != NULL && parts != NULL && i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
+        const tu_shard_member *member = &unit->members[i];
+        int64_t elements = tu_shard_part_elements(member);
+        if (elements == 0)
+            continue;
+        parts[count] = from_near              ? kept_part(unit, member)
+                       : member->sent != NULL ? member->sent
+                                              : part_of(sent, member->offset, elements);
+        wholes[count++] = member->landing;
     }
+    if (tu_self()->pending != TUTTI_OK)
+        return;
+    tt_shard_transfer transfer =
+        transfer_of(unit, from_near ? unit->all->near : unit->all->group, count, parts, wholes);
+    tt_preserve *preserve = tt_preserve_begin(tt_tensors(unit->whole)); /* autograd may have saved what is refilled */
+    (options->gather != NULL ? options->gather : tt_shard_gather)(options->user, &transfer);
     tt_preserve_end(preserve);
 }
 
+/* Rises with every write to a shard. */
+static uint64_t versions_of(const tu_shard_unit *unit) {
+    uint64_t versions = 0;
+    for (int i = 0; i < unit->count; i++)
+        versions += tt_version(unit->members[i].shard);
+    return versions;
+}
+
+/* What a backward left whole is used again where shards are still what it was made of. */
+static void take_up(tu_shard_unit *unit) {
+    if (!unit->hidden || tu_self()->pending != TUTTI_OK)
+        return;
+    unit->hidden = false;
+    unit->pass = unit->all->pass;
+    if (tu_is_capturing() || !tu_shard_is_gathered(unit) || versions_of(unit) != unit->versions)
+        tu_shard_free(unit);
+    else
+        put_in_slots(unit, true);
+}
+
 static void gather(tu_shard_unit *unit, bool back) {
+    take_up(unit);
     if (unit->count == 0 || tu_self()->pending != TUTTI_OK || tu_shard_is_gathered(unit))
         return;
     tt_fully_sharded_counts *counts = &unit->all->counts;
@@ -327,6 +371,7 @@ static void gather(tu_shard_unit *unit, bool back) {
         int64_t bytes = gathered_bytes(unit->all);
         if (bytes > counts->most_gathered_bytes)
             counts->most_gathered_bytes = bytes;
+        unit->versions = versions_of(unit);
         start_gathers(unit, back && is_kept(unit));
         put_in_slots(unit, true);
     }
@@ -339,7 +384,8 @@ void tu_shard_gather(tu_shard_unit *unit) {
 }
 
 void tu_shard_gather_back(tu_shard_unit *unit) {
-    gather(unit, true);
+    if (!unit->not_back)
+        gather(unit, true);
 }
 
 void tu_shard_free(tu_shard_unit *unit) {
@@ -356,12 +402,25 @@ void tu_shard_free(tu_shard_unit *unit) {
         tt_storage_resize(unit->whole, 0);
     if (kept)
         tt_storage_resize(unit->kept, 0);
-    unit->gathered = false;
+    unit->gathered = unit->hidden = false;
     tu_scope_leave(&scope);
     if (error.status != TUTTI_OK) {
         tt_error_clear();
         tu_pending_restore(&error);
     }
+}
+
+void tu_shard_leave(tu_shard_unit *unit) {
+    bool stays = unit->keep_backward && !tu_is_capturing() && tu_self()->pending == TUTTI_OK && !unit->hidden;
+    if (!stays || !tu_shard_is_gathered(unit)) {
+        if (!unit->hidden)
+            tu_shard_free(unit);
+        return;
+    }
+    put_in_slots(unit, false);
+    unit->hidden = true;
+    if (is_kept(unit))
+        tt_storage_resize(unit->kept, 0);
 }
 
 void tu_shard_shrink(tu_shard_unit *unit) {
@@ -375,7 +434,7 @@ void tu_shard_shrink(tu_shard_unit *unit) {
     tt_storage_resize(unit->kept, bytes_of(unit->kept));
     for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
         const tu_shard_member *member = &unit->members[i];
-        int64_t elements = kept_parts(unit->all) * part_elements(member);
+        int64_t elements = kept_parts(unit->all) * tu_shard_part_elements(member);
         if (elements > 0)
             tt_copy_(kept_part(unit, member),
                      part_of(member->landing, tutti_group_rank(unit->all->near) * elements, elements));
@@ -400,22 +459,36 @@ static tt_tensor *parts_of(const tu_shard_member *member, tt_tensor *grad, tutti
     return padded;
 }
 
-static void start_reductions(tu_shard_unit *unit, tt_tensor **parts) {
-    tt_fully_sharded *all = unit->all;
-    double divisor = all->options.divisor;
-    if (!batch_begin("reduce_scatter", all->group))
+void tt_shard_reduce(void *user, const tt_shard_transfer *transfer) {
+    (void)user;
+    if (!is_whole_transfer("shard_reduce", transfer) || !batch_begin("reduce_scatter", transfer->group))
         return;
-    for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
-        const tu_shard_member *member = &unit->members[i];
-        if (parts[i] == NULL || part_elements(member) == 0)
-            continue;
-        tt_tensor *out = part_of(unit->reduction, member->offset, part_elements(member));
-        if (divisor != 0)
-            tt_reduce_scatter_premul_out(out, parts[i], 1 / divisor, all->group);
+    for (size_t i = 0; i < transfer->parts.count && tu_self()->pending == TUTTI_OK; i++) {
+        tt_tensor *out = transfer->parts.at[i], *whole = transfer->wholes.at[i];
+        if (transfer->divisor != 0)
+            tt_reduce_scatter_premul_out(out, whole, 1 / transfer->divisor, transfer->group);
         else
-            tt_reduce_scatter_out(out, parts[i], TUTTI_AVG, all->group);
+            tt_reduce_scatter_out(out, whole, TUTTI_AVG, transfer->group);
     }
-    batch_end(all->group);
+    batch_end(transfer->group);
+}
+
+static void start_reductions(tu_shard_unit *unit, tt_tensor **gradients) {
+    const tt_fully_sharded_options *options = &unit->all->options;
+    size_t count = 0;
+    tt_tensor **parts = tu_scope_memory(((size_t)unit->count + 1) * sizeof *parts);
+    tt_tensor **wholes = tu_scope_memory(((size_t)unit->count + 1) * sizeof *wholes);
+    for (int i = 0; parts != NULL && wholes != NULL && i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
+        const tu_shard_member *member = &unit->members[i];
+        if (gradients[i] == NULL || tu_shard_part_elements(member) == 0)
+            continue;
+        parts[count] = part_of(unit->reduction, member->offset, tu_shard_part_elements(member));
+        wholes[count++] = gradients[i];
+    }
+    if (tu_self()->pending != TUTTI_OK)
+        return;
+    tt_shard_transfer transfer = transfer_of(unit, unit->all->group, count, parts, wholes);
+    (options->reduce != NULL ? options->reduce : tt_shard_reduce)(options->user, &transfer);
 }
 
 /* Takes the gradients of the whole parameters; false where there are none. */
@@ -461,45 +534,6 @@ void tu_shard_reduce(tu_shard_unit *unit) {
         unit->all->counts.reductions++;
     }
     unit->reduced = true;
-    tt_grad_mode(recording);
-    tu_scope_leave(&scope);
-}
-
-/* As the engine gives a leaf its gradient: hooks of the shard first. In a function that is compiled with its backward
- * what stands for the shard has none: the gradient leaves the graph there, and the shard's run outside. */
-static void settle_member(tu_shard_unit *unit, tu_shard_member *member, tt_tensor *reduced) {
-    tt_tensor *shard = tu_stand_in(member->shard);
-    tt_tensor *grad = tu_tensor_hold(tt_to(tu_shard_rows(reduced, member), unit->dtype));
-    if (grad != NULL && shard != NULL && shard->history != NULL)
-        tu_pending_take(tu_run_tensor_hooks(member->name, &tu_history_at(shard)->tensor_hooks, &grad));
-    if (tu_is_capturing())
-        tu_accumulate_grad(shard, grad, NULL);
-    else if (tt_grad(shard) != NULL)
-        tt_add_(tt_grad(shard), grad);
-    else
-        tt_set_grad(shard, grad);
-    tu_tensor_drop(grad);
-    if (tu_self()->pending == TUTTI_OK && shard->history != NULL)
-        tu_pending_take(tu_run_accumulate_hooks(shard));
-}
-
-void tu_shard_settle(tu_shard_unit *unit) {
-    tt_tensor *reduction = unit->reduction;
-    if (reduction == NULL)
-        return;
-    tt_scope scope = tt_scope_open();
-    bool recording = tt_grad_mode(false);
-    if (unit->all->options.replicas != NULL)
-        for (int i = 0; i < unit->count; i++)
-            if (unit->in_reduction[i])
-                tt_all_reduce_(part_of(reduction, unit->members[i].offset, part_elements(&unit->members[i])),
-                               unit->all->options.divisor != 0 ? TUTTI_SUM : TUTTI_AVG, unit->all->options.replicas);
-    tt_tensor *reduced = is_offloaded(unit) ? tt_to_device(reduction, unit->device) : reduction;
-    for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++)
-        if (unit->in_reduction[i])
-            settle_member(unit, &unit->members[i], reduced);
-    unit->reduction = NULL;
-    tu_tensor_drop(reduction);
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
 }

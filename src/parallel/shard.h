@@ -25,6 +25,13 @@ typedef struct tu_shard_state {
     tt_tensor *own, **peers; /* held; NULL: nothing */
 } tu_shard_state;
 
+/* What is gathered ahead of what comes next by itself. */
+typedef struct tu_shard_ahead {
+    bool told; /* by the program */
+    size_t count;
+    tu_shard_unit **units;
+} tu_shard_ahead;
+
 /* Where a parameter is found. */
 typedef struct tu_shard_slot {
     tt_module *module; /* held by the root */
@@ -65,13 +72,19 @@ struct tu_shard_unit {
                                 whole one's; NULL where there is no such group; held */
     tt_tensor **peers;       /* every rank's `shard`, by rank; held */
     tu_shard_state states[TU_STEP_STATES];
-    tt_hook *before, *after; /* around the module's forward */
-    bool gathered;           /* or on its way, where a unit has no elements; else its storage tells */
-    uint64_t pass;           /* the forward of the root in which it was gathered */
-    int arrivals;            /* members whose gradient is complete in this backward */
-    bool reduced;            /* in this backward */
-    tt_tensor *reduction;    /* flat; under way, and not handed out yet; held, or NULL */
-    bool *in_reduction;      /* per member */
+    tt_hook *before, *after;                                 /* around the module's forward */
+    bool keep_forward, keep_backward, not_back, no_replicas; /* switches: see tt_shard_switch */
+    tu_shard_ahead ahead[2];                                 /* at a forward and at a backward */
+    bool gathered;        /* or on its way, where a unit has no elements; else its storage tells */
+    bool hidden;          /* whole, and slots have shards: kept behind a backward */
+    uint64_t versions;    /* of the shards, when it was gathered */
+    uint64_t pass;        /* the forward of the root in which it was gathered */
+    int arrivals;         /* members whose gradient is complete in this backward */
+    bool reduced;         /* in this backward */
+    tt_tensor *reduction; /* flat; under way, and not handed out yet; held, or NULL */
+    bool *in_reduction;   /* per member */
+    tt_tensor *partial;   /* as the reduction: what replicas have not averaged yet; held, or NULL */
+    bool *in_partial;     /* per member */
 };
 
 struct tt_fully_sharded {
@@ -87,7 +100,7 @@ struct tt_fully_sharded {
     int member_count;
     tu_shard_member **members; /* of all units, as the root lists them */
     bool local;                /* gradients are not reduced */
-    uint32_t cuts;             /* how often units were cut anew */
+    uint32_t changes;          /* how often units were cut anew, or switched */
     bool callback;             /* the end of a backward is awaited */
     uint64_t backward;         /* of this one */
     tu_shard_unit *reducing;   /* whose reduction began last, or NULL */
@@ -117,10 +130,20 @@ bool tu_shard_is_gathered(const tu_shard_unit *unit);
 void tu_shard_count(const tt_fully_sharded *all, tt_fully_sharded_counts *counts);
 /* Frees it; its slots have shards. Also with an error pending. */
 void tu_shard_free(tu_shard_unit *unit);
+/* The same behind a backward, where it may stay whole. */
+void tu_shard_leave(tu_shard_unit *unit);
 /* Begins to reduce the gradients that the whole parameters have. */
 void tu_shard_reduce(tu_shard_unit *unit);
-/* Gives the shards their gradients. */
+/* Gives the shards their gradients (shard_settle.c). */
 void tu_shard_settle(tu_shard_unit *unit);
+/* Whether shards are gathered on another device: they have no lasting copy there. */
+bool tu_shard_is_offloaded(const tu_shard_unit *unit);
+/* Elements of a rank's part of a parameter, with the padding of its last rows. */
+int64_t tu_shard_part_elements(const tu_shard_member *member);
+/* The units of sharded; NULL with the error pending where the module is none (shard_switches.c). */
+tu_shard_unit *tu_shard_unit_of(const char *who, const tt_fully_sharded *sharded, const tt_module *module);
+/* Whether a call on it can go on (sharded.c). */
+bool tu_shard_usable(const char *who, const tt_fully_sharded *sharded);
 
 /* Every rank's x, which is symmetric, by rank; the list is the caller's and ends with tu_shard_peers_free. NULL with
  * the error pending. A collective. */

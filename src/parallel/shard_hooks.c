@@ -24,7 +24,7 @@ static void keep_all(void *owner) {
 
 static uint64_t stamp_of(void *owner) {
     const tt_fully_sharded *all = owner;
-    return (uint64_t)all->cuts << 2 | (uint64_t)all->local << 1 | all->released;
+    return (uint64_t)all->changes << 2 | (uint64_t)all->local << 1 | all->released;
 }
 
 static void drop_all(void *owner);
@@ -48,16 +48,25 @@ static tutti_status append(tu_shard_unit ***list, size_t *count, size_t *capacit
 
 /* ---- forward ---- */
 
-/* The first forward writes the order down; later ones gather the unit that came next then. Where the order is another
- * one now nothing is gathered ahead. */
-static void follow_order(tu_shard_unit *unit) {
+/* The unit that came next in the last forward. The first one writes the order down; where it is another one now, there
+ * is none. */
+static tu_shard_unit *next_in_order(tu_shard_unit *unit) {
     tt_fully_sharded *all = unit->all;
-    if (all->options.no_prefetch)
-        return;
     if (!all->order_known)
         tu_pending_take(append(&all->order, &all->order_count, &all->order_capacity, unit));
     else if (all->next < all->order_count && all->order[all->next] == unit && ++all->next < all->order_count)
-        tu_shard_gather(all->order[all->next]);
+        return all->order[all->next];
+    return NULL;
+}
+
+/* Begins to gather those that the program has told to come with this one, or the one that comes by itself. */
+static void gather_ahead(const tu_shard_unit *unit, tt_shard_pass pass, tu_shard_unit *next) {
+    const tu_shard_ahead *ahead = &unit->ahead[pass - TT_PASS_FORWARD];
+    void (*begin)(tu_shard_unit *) = pass == TT_PASS_FORWARD ? tu_shard_gather : tu_shard_gather_back;
+    for (size_t i = 0; i < ahead->count; i++)
+        begin(ahead->units[i]);
+    if (!ahead->told && next != NULL && !unit->all->options.no_prefetch)
+        begin(next);
 }
 
 static void cast_all(size_t count, tt_tensor **tensors, tutti_dtype dtype) {
@@ -98,7 +107,7 @@ static void begin_forward(tu_shard_unit *unit) {
         all->inside = true;
         all->next = 0;
     }
-    if (!all->inside || unit->pass != all->pass)
+    if ((!all->inside || unit->pass != all->pass) && !unit->hidden)
         tu_shard_free(unit);
 }
 
@@ -110,7 +119,7 @@ static void before_forward(const tt_hook_context *context, tt_module *module, si
         begin_forward(unit);
     tu_shard_gather(unit);
     if (!in_backward())
-        follow_order(unit);
+        gather_ahead(unit, TT_PASS_FORWARD, next_in_order(unit));
     if (!unit->all->options.keep_inputs)
         cast_all(count, inputs, unit->all->options.param_dtype);
 }
@@ -152,10 +161,9 @@ static void after_forward(const tt_hook_context *context, tt_module *module, tt_
         tu_pending_take(append(&all->ended, &all->ended_count, &all->ended_capacity, unit));
     all->back = all->ended_count;
     all->order_known = all->order_known || (is_root && count > 0 && tu_self()->pending == TUTTI_OK);
-    bool keep = all->options.reshard == TT_RESHARD_NEVER || (all->options.reshard == TT_RESHARD_UNITS && is_root);
     if (!awaited)
         tu_shard_free(unit);
-    else if (!keep)
+    else if (!unit->keep_forward)
         tu_shard_shrink(unit);
     if (is_root && !awaited) /* a unit that was gathered ahead and not used */
         for (int i = 0; i < all->unit_count; i++)
@@ -171,7 +179,7 @@ static void finish(void *user) {
         tu_shard_unit *unit = &all->units[i];
         if (!all->local)
             tu_shard_reduce(unit);
-        tu_shard_free(unit);
+        tu_shard_leave(unit);
     }
     for (int i = all->unit_count - 1; i >= 0; i--) {
         tu_shard_unit *unit = &all->units[i];
@@ -185,8 +193,9 @@ static void finish(void *user) {
     all->callback = false;
 }
 
-/* The unit whose forward ended before this one's, whose backward comes next. */
-static void gather_previous(tu_shard_unit *unit) {
+/* Begins to gather what comes behind this unit on the way back, once: by itself the unit whose forward ended before
+ * this one's. */
+static void gather_previous(const tu_shard_unit *unit) {
     tt_fully_sharded *all = unit->all;
     size_t at = all->back;
     while (at > 0 && all->ended[at - 1] != unit)
@@ -194,8 +203,7 @@ static void gather_previous(tu_shard_unit *unit) {
     if (at == 0)
         return;
     all->back = at - 1;
-    if (at > 1 && !all->options.no_prefetch)
-        tu_shard_gather_back(all->ended[at - 2]);
+    gather_ahead(unit, TT_PASS_BACKWARD, at > 1 ? all->ended[at - 2] : NULL);
 }
 
 static tt_tensor *before_backward(const tt_hook_context *context, tt_tensor *grad) {
@@ -240,7 +248,7 @@ static void accumulated(const tt_hook_context *context, tt_tensor *whole) {
     if (!unit->all->local)
         tu_shard_reduce(unit);
     if (!has_frozen(unit))
-        tu_shard_free(unit);
+        tu_shard_leave(unit);
 }
 
 /* ---- hanging them ---- */
@@ -271,6 +279,8 @@ static void forget(tu_shard_unit *unit) {
         free(unit->members[i].slots);
         free(unit->members[i].name);
     }
+    for (size_t i = 0; i < sizeof unit->ahead / sizeof *unit->ahead; i++)
+        free(unit->ahead[i].units);
     free(unit->members);
     free(unit->name);
 }

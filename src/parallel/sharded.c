@@ -320,7 +320,7 @@ static tutti_status check_near(const tt_fully_sharded_options *full, tutti_group
     return TUTTI_OK;
 }
 
-static tt_fully_sharded *allocate(tt_module *root, size_t count, tt_module *const *units) {
+static tt_fully_sharded *allocate(tt_module *root, size_t count, tt_module *const *units, tt_reshard reshard) {
     tt_fully_sharded *all = calloc(1, sizeof *all);
     tu_shard_unit *array = calloc(count + 1, sizeof *array);
     if (all == NULL || array == NULL) {
@@ -336,6 +336,7 @@ static tt_fully_sharded *allocate(tt_module *root, size_t count, tt_module *cons
     for (size_t i = 0; i <= count; i++) {
         array[i].all = all;
         array[i].module = i < count ? units[i] : root;
+        array[i].keep_forward = reshard == TT_RESHARD_NEVER || (reshard == TT_RESHARD_UNITS && i == count);
     }
     return all;
 }
@@ -354,7 +355,7 @@ tt_fully_sharded *tt_fully_shard(tt_module *root, size_t count, tt_module *const
     }
     if (tu_pending_take(check_near(&full, group)) != TUTTI_OK)
         return NULL;
-    tt_fully_sharded *all = allocate(root, count, units);
+    tt_fully_sharded *all = allocate(root, count, units, full.reshard);
     if (all == NULL)
         return NULL;
     all->group = tutti_group_keep(group);
@@ -393,14 +394,14 @@ void tt_fully_sharded_release(tt_fully_sharded *sharded) {
 
 /* ---- by hand ---- */
 
-static bool usable(const char *who, const tt_fully_sharded *sharded) {
+bool tu_shard_usable(const char *who, const tt_fully_sharded *sharded) {
     if (tu_self()->pending == TUTTI_OK && sharded == NULL)
         tu_fail(TUTTI_ERROR_ARGUMENT, "%s: sharded is NULL", who);
     return tu_self()->pending == TUTTI_OK;
 }
 
 bool tt_fully_sharded_sync(tt_fully_sharded *sharded, bool on) {
-    if (!usable("fully_sharded_sync", sharded))
+    if (!tu_shard_usable("fully_sharded_sync", sharded))
         return false;
     bool was = !sharded->local;
     sharded->local = !on;
@@ -409,16 +410,13 @@ bool tt_fully_sharded_sync(tt_fully_sharded *sharded, bool on) {
 
 /* Does it to the unit of that module, or to all. */
 static bool each(const char *who, tt_fully_sharded *sharded, const tt_module *module, void (*act)(tu_shard_unit *)) {
-    bool found = module == NULL;
-    if (!usable(who, sharded))
+    if (!tu_shard_usable(who, sharded))
         return false;
-    for (int i = 0; i < sharded->unit_count; i++)
-        if (module == NULL || sharded->units[i].module == module) {
-            act(&sharded->units[i]);
-            found = true;
-        }
-    if (!found)
-        tu_fail(TUTTI_ERROR_NOT_FOUND, "%s: module %s is no unit", who, tt_module_name(module));
+    tu_shard_unit *one = module != NULL ? tu_shard_unit_of(who, sharded, module) : NULL;
+    if (one != NULL)
+        act(one);
+    for (int i = 0; module == NULL && i < sharded->unit_count; i++)
+        act(&sharded->units[i]);
     return tu_self()->pending == TUTTI_OK;
 }
 
@@ -434,7 +432,7 @@ bool tt_fully_sharded_free(tt_fully_sharded *sharded, const tt_module *unit) {
 
 tt_named_list tt_fully_sharded_parameters(tt_fully_sharded *sharded) {
     tt_named_list none = { 0, tu_nothing, tu_no_names };
-    if (!usable("fully_sharded_parameters", sharded))
+    if (!tu_shard_usable("fully_sharded_parameters", sharded))
         return none;
     size_t count = (size_t)sharded->member_count;
     tt_tensor **tensors = tu_scope_memory((count + 1) * sizeof *tensors);
@@ -446,7 +444,7 @@ tt_named_list tt_fully_sharded_parameters(tt_fully_sharded *sharded) {
     }
     for (int i = 0; tensors != NULL && i < sharded->unit_count; i++) {
         tu_shard_unit *unit = &sharded->units[i];
-        bool was = tu_shard_is_gathered(unit);
+        bool was = tu_shard_is_gathered(unit) && !unit->hidden;
         tu_shard_free(unit); /* it may be older than the shards */
         tu_shard_gather(unit);
         for (size_t k = 0; k < count && tu_self()->pending == TUTTI_OK; k++)
@@ -476,7 +474,7 @@ static tt_tensor *fitting(const tu_shard_member *member, tt_named_list given) {
 }
 
 bool tt_fully_sharded_set_parameters(tt_fully_sharded *sharded, tt_named_list parameters) {
-    if (!usable("fully_sharded_set_parameters", sharded))
+    if (!tu_shard_usable("fully_sharded_set_parameters", sharded))
         return false;
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
@@ -494,7 +492,7 @@ bool tt_fully_sharded_set_parameters(tt_fully_sharded *sharded, tt_named_list pa
 }
 
 bool tt_fully_sharded_count(const tt_fully_sharded *sharded, tt_fully_sharded_counts *counts) {
-    if (!usable("fully_sharded_count", sharded))
+    if (!tu_shard_usable("fully_sharded_count", sharded))
         return false;
     tt_fully_sharded_counts own;
     tu_shard_count(sharded, &own);

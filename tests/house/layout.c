@@ -367,6 +367,14 @@ TEST(structs_of_parallel_h_stay_as_they_are) {
     AT(tt_fully_sharded_options, dimension, 64);
     AT(tt_fully_sharded_options, device, 72);
     AT(tt_fully_sharded_options, near_ranks, 76);
+    AT(tt_fully_sharded_options, gather, 80);
+    AT(tt_fully_sharded_options, reduce, 88);
+    AT(tt_shard_transfer, size, 0);
+    AT(tt_shard_transfer, unit, 8);
+    AT(tt_shard_transfer, parts, 16);
+    AT(tt_shard_transfer, wholes, 32);
+    AT(tt_shard_transfer, group, 48);
+    AT(tt_shard_transfer, divisor, 56);
     AT(tt_fully_sharded_counts, size, 0);
     AT(tt_fully_sharded_counts, units, 8);
     AT(tt_fully_sharded_counts, gathered, 12);

@@ -21,28 +21,34 @@ typedef enum way {
     BACKWARD_ALONE    /* the forward runs as it is, its backward is compiled */
 } way;
 
+typedef struct trained trained;
+
 typedef struct kind {
     bool sharded;
     tt_data_parallel_options data;
     tt_fully_sharded_options shards;
     tt_compile_mode mode;
     int quiet_steps; /* at the beginning, in which gradients are not reduced and add up */
+    bool offloaded;  /* shards stay in memory of the host */
+    void (*change)(trained *one, int step);
 } kind;
 
 /* ---- what is trained ---- */
 
-typedef struct trained {
+struct trained {
     tt_module *root, *units[LAYERS];
     tt_optimizer *optimizer;
     tt_data_parallel *data;
     tt_fully_sharded *shards;
     bool steps; /* the optimizer does, and gradients are cleared */
-} trained;
+};
 
 /* Layers of 10 rows, which 4 ranks cut into 3, 3, 3 and 1; a unit each, and a norm of the root's own. */
 static void build(trained *made, const kind *of, tutti_group *group) {
     tt_module *modules[LAYERS + 1];
     tt_seed(3, 0);
+    if (of->offloaded)
+        CHECK(tt_default_device_set(TUTTI_CPU));
     for (int i = 0; i < LAYERS; i++) {
         tt_module *pair[] = { tt_linear_module(i == 0 ? 5 : 10, 10, true, TUTTI_F32),
                               tt_function_module("relu", tt_relu) };
@@ -50,6 +56,7 @@ static void build(trained *made, const kind *of, tutti_group *group) {
     }
     modules[LAYERS] = tt_layer_norm_module(10, 1e-5, TUTTI_F32);
     made->root = tt_sequential_module(LAYERS + 1, modules);
+    CHECK(tt_default_device_set(test_device()));
     made->data = of->sharded ? NULL : tt_data_parallel_new(made->root, group, &of->data);
     made->shards = of->sharded ? tt_fully_shard(made->root, LAYERS, made->units, group, &of->shards) : NULL;
     made->optimizer = tt_adamw_optimizer(made->root, NULL);
@@ -178,6 +185,10 @@ static void compare_with_eager(tutti_world *world, const kind *of, way how) {
         tt_scope inner = tt_scope_open();
         synchronize(&both.eager, step >= of->quiet_steps);
         synchronize(&both.compiled, step >= of->quiet_steps);
+        if (of->change != NULL)
+            of->change(&both.eager, step);
+        if (of->change != NULL)
+            of->change(&both.compiled, step);
         tt_tensor *x = batch_of(group, step);
         tt_tensor *expected = train(&both.eager, EAGER, x, NULL, NULL);
         tt_tensor *loss = train(&both.compiled, how, x, both.fast, both.cache);
@@ -185,7 +196,8 @@ static void compare_with_eager(tutti_world *world, const kind *of, way how) {
         check_same(&both.eager, &both.compiled);
         CHECK_OK(tt_scope_close(&inner));
     }
-    check_counts(&both, how, of->quiet_steps > 0 ? 4 : 1);
+    if (of->change == NULL)
+        check_counts(&both, how, of->quiet_steps > 0 ? 4 : 1);
     end(&both);
     CHECK_OK(tt_scope_close(&scope));
     CHECK_EQ(tt_pending_works(world), 0);
@@ -261,6 +273,29 @@ TEST_WORLD_THREADS(units_that_stay_in_a_smaller_group_are_compiled_too, 4) {
     kind of = kind_of(true);
     of.mode = TT_COMPILE_SPLIT;
     of.shards.near_ranks = 2;
+    compare_each_way(world, &of);
+}
+
+/* On a GPU: without one the host is where everything is. */
+TEST_WORLD_THREADS(units_whose_shards_stay_in_memory_of_the_host_are_compiled_too, 2) {
+    kind of = kind_of(true);
+    of.mode = TT_COMPILE_SPLIT;
+    of.offloaded = true;
+    of.shards.device = test_device();
+    compare_each_way(world, &of);
+}
+
+/* Something else in every step. */
+static void turn_switches(trained *one, int step) {
+    CHECK(tt_fully_sharded_switch(one->shards, one->units[1], TT_SWITCH_FREE_FORWARD, step != 1));
+    CHECK(tt_fully_sharded_switch(one->shards, NULL, TT_SWITCH_FREE_BACKWARD, step != 2));
+    CHECK(tt_fully_sharded_prefetch(one->shards, TT_PASS_FORWARD, one->root, (size_t)step % 3, one->units));
+}
+
+TEST_WORLD_THREADS(switches_between_steps_are_guarded, 2) {
+    kind of = kind_of(true);
+    of.mode = TT_COMPILE_SPLIT;
+    of.change = turn_switches;
     compare_each_way(world, &of);
 }
 

@@ -44,4 +44,30 @@ static inline tt_fully_sharded *shard(const net *of, tutti_group *group, const t
     return tt_fully_shard(of->root, LAYERS, of->units, group, options);
 }
 
+/* ---- what happens to units ---- */
+
+typedef struct event_log {
+    int count;
+    struct {
+        tt_shard_event event;
+        int unit; /* LAYERS: the root */
+    } at[256];
+} event_log;
+
+static inline void watch(void *user, tt_shard_event event, const char *unit) {
+    event_log *log = user;
+    log->at[log->count].event = event;
+    log->at[log->count++].unit = unit[0] == '\0' ? LAYERS : unit[0] - '0';
+}
+
+static inline void check_events(const event_log *log, const char *expected) {
+    char text[1024] = "";
+    static const char letters[] = { 0, 'g', 'f', 'r' };
+    for (int i = 0; i < log->count; i++) {
+        size_t at = strlen(text);
+        snprintf(text + at, sizeof text - at, "%c%d ", letters[log->at[i].event], log->at[i].unit);
+    }
+    CHECK_TEXT(text, expected);
+}
+
 #endif

@@ -51,31 +51,6 @@ TEST(training_has_those_bits_however_units_are_kept) {
 
 /* ---- what is held, and when ---- */
 
-typedef struct event_log {
-    int count;
-    struct {
-        tt_shard_event event;
-        int unit; /* LAYERS: the root */
-    } at[256];
-    tt_fully_sharded **sharded;
-} event_log;
-
-static void watch(void *user, tt_shard_event event, const char *unit) {
-    event_log *log = user;
-    log->at[log->count].event = event;
-    log->at[log->count++].unit = unit[0] == '\0' ? LAYERS : unit[0] - '0';
-}
-
-static void check_events(const event_log *log, const char *expected) {
-    char text[1024] = "";
-    static const char letters[] = { 0, 'g', 'f', 'r' };
-    for (int i = 0; i < log->count; i++) {
-        size_t at = strlen(text);
-        snprintf(text + at, sizeof text - at, "%c%d ", letters[log->at[i].event], log->at[i].unit);
-    }
-    CHECK_TEXT(text, expected);
-}
-
 /* F2, F3. */
 TEST_WORLD(units_are_gathered_and_freed_in_one_order, 2) {
     BEGIN;

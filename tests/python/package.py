@@ -323,7 +323,7 @@ NOT_WANTED = {
                                       "tutti_pool_device tutti_memory_find tt_scope_return tt_finalize tt_optimizer_group_count",
     "one argument that is several things": "tutti_form_group tutti_form_name tutti_form_ranks tutti_form_lists tutti_form_mesh tutti_form_mesh_dim tutti_group_expand "
                                            "tutti_group_resolve tutti_group_find_or_new tt_group",
-    "part of another function": "tt_backward tt_data_mut tt_to_dlpack tt_save_safetensors tt_fused_all_gather_matmul_native tt_sgd_step tt_adamw_step tt_bucket_average "
+    "part of another function": "tt_backward tt_data_mut tt_to_dlpack tt_save_safetensors tt_fused_all_gather_matmul_native tt_sgd_step tt_adamw_step tt_bucket_average tt_shard_gather tt_shard_reduce "
                                 "tt_module_clip_grad_norm tt_clip_grad_norm tutti_store_underlying tutti_store_has_extended_api tutti_peers_get_remote tutti_work_sequence",
     "pointers into memory, for kernels of one's own": "tutti_memory_signal_pad tutti_memory_pad_bytes tutti_memory_signal_pad_bytes tutti_memory_set_signal_pad_bytes "
                                                       "tutti_view_memset32 tutti_view_write_value32 tutti_peers_multicast tutti_peers_bytes "

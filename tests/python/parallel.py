@@ -124,6 +124,18 @@ def parallel(group):
     for name, tensor in helper.named_parameters():
         same(tensor, wanted[name], 1e-4)
     assert net[0].weight.shape == (8 // size, 4) and helper.counts()["units"] == 2
+    helper.switch("free_forward", False, net[0])
+    helper.prefetch(net, [net[0]])
+    helper.prefetch(net[0], [], backward=True)
+    gathers = helper.counts()["gathers"]
+    net(tt.ones((1, 4)) * (rank + 1)).sum().backward()
+    assert helper.counts()["gathers"] == gathers + 2
+    largest = optim.clip_grad_norm([tensor for _, tensor in net.named_parameters()], 1e-3, group, p=float("inf"), finite=True).item()
+    assert largest > 1e-3
+    again = optim.clip_grad_norm([tensor for _, tensor in net.named_parameters()], 1.0, group, p=float("inf")).item()
+    assert abs(again - 1e-3) < 1e-6
+    raises(ValueError, helper.switch, "free", True)
+    raises(tutti.Error, helper.switch, "replicas", False)
     folder = group.broadcast(numpy.frombuffer(tempfile.mkdtemp().ljust(200).encode(), "u1").copy()).tobytes().decode().strip()
     helper.save(folder, optimizer)
     helper.load_parameters({name: tensor * 0 for name, tensor in helper.named_parameters()})

@@ -84,6 +84,7 @@ TEST(structs_of_libtutti_tensor_are_made_alike_in_every_way) {
     AGREES(tt_bucket, TT_BUCKET_INIT);
     AGREES(tt_data_parallel_options, TT_DATA_PARALLEL_OPTIONS_INIT);
     AGREES(tt_data_parallel_counts, TT_DATA_PARALLEL_COUNTS_INIT);
+    AGREES(tt_shard_transfer, TT_SHARD_TRANSFER_INIT);
     AGREES(tt_fully_sharded_options, TT_FULLY_SHARDED_OPTIONS_INIT);
     AGREES(tt_fully_sharded_counts, TT_FULLY_SHARDED_COUNTS_INIT);
     AGREES(tt_tensor_parallel_options, TT_TENSOR_PARALLEL_OPTIONS_INIT);
