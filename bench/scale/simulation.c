@@ -322,15 +322,8 @@ tutti_status simulated_round_wait_for(tu_round *round, bool (*ready)(void *argum
     return TUTTI_OK;
 }
 
-static bool all_done(void *argument) {
-    const tu_round *round = argument;
-    for (int i = 0; i < round->receipt_count; i++)
-        if (!round->receipts[i].done)
-            return false;
-    for (int i = 0; i < round->dispatch_count; i++)
-        if (!round->dispatches[i].done)
-            return false;
-    return true;
+static bool all_done(void *round) {
+    return tu_round_is_done(round);
 }
 
 tutti_status simulated_round_wait(tu_round *round) {

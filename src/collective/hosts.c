@@ -191,15 +191,8 @@ tutti_status tu_round_send(tu_round *round, int member, uint32_t step, const voi
     return status;
 }
 
-static bool all_done(void *argument) {
-    const tu_round *round = argument;
-    for (int i = 0; i < round->receipt_count; i++)
-        if (!round->receipts[i].done)
-            return false;
-    for (int i = 0; i < round->dispatch_count; i++)
-        if (!round->dispatches[i].done)
-            return false;
-    return true;
+static bool all_done(void *round) {
+    return tu_round_is_done(round);
 }
 
 tutti_status tu_round_wait_for(tu_round *round, bool (*ready)(void *argument), void *argument) {

@@ -47,6 +47,16 @@ tutti_status tu_round_send(tu_round *round, int member, uint32_t step, const voi
 /* Until ready(argument), or until all messages have come and gone. */
 tutti_status tu_round_wait_for(tu_round *round, bool (*ready)(void *argument), void *argument);
 tutti_status tu_round_wait(tu_round *round);
+/* Whether all of them have. */
+static inline bool tu_round_is_done(const tu_round *round) {
+    for (int i = 0; i < round->receipt_count; i++)
+        if (!round->receipts[i].done)
+            return false;
+    for (int i = 0; i < round->dispatch_count; i++)
+        if (!round->dispatches[i].done)
+            return false;
+    return true;
+}
 
 /* At least so many bytes, until the next call. */
 tutti_status tu_hosts_scratch(tu_hosts *hosts, size_t bytes, unsigned char **scratch);
