@@ -59,30 +59,25 @@ static int as_told(void *user, const char *name, const tt_tensor *parameter) {
     return tt_dim_count(parameter) == 2 ? *(const int *)user : 0;
 }
 
-TEST_WORLD_THREADS(dimensions_that_cannot_be_cut_are_refused_by_name, 2) {
-    int dimension = 1;
-    tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
-    options.dimension = as_told;
-    options.user = &dimension;
-    BEGIN;
-    net net = net_of(1);
-    CHECK(shard(&net, group, &options) == NULL); /* the first layer has 5 columns */
-    expect_error(TUTTI_ERROR_ARGUMENT, "parameter \"0.0.weight\" is");
-    tt_module_release(net.root);
-    CHECK_OK(tt_scope_close(&scope));
-}
-
-TEST_WORLD_THREADS(a_dimension_that_does_not_exist_is_refused, 1) {
-    int dimension = 2;
+/* Matrices shall be cut along that dimension, and cannot be. */
+static void check_refused(tutti_world *world, int dimension, tutti_status status, const char *words) {
     tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
     options.dimension = as_told;
     options.user = &dimension;
     BEGIN;
     net net = net_of(1);
     CHECK(shard(&net, group, &options) == NULL);
-    expect_error(TUTTI_ERROR_RANGE, "dimension 2 of parameter \"0.0.weight\"");
+    expect_error(status, words);
     tt_module_release(net.root);
     CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST_WORLD_THREADS(dimensions_that_cannot_be_cut_are_refused_by_name, 2) {
+    check_refused(world, 1, TUTTI_ERROR_ARGUMENT, "parameter \"0.0.weight\" is"); /* the first layer has 5 columns */
+}
+
+TEST_WORLD_THREADS(a_dimension_that_does_not_exist_is_refused, 1) {
+    check_refused(world, 2, TUTTI_ERROR_RANGE, "dimension 2 of parameter \"0.0.weight\"");
 }
 
 TEST_WORLD(ranks_that_cut_along_other_dimensions_are_told_on_all, 2) {
