@@ -99,6 +99,19 @@ static void write_operand(const writing *now, int slot) {
     fprintf(now->to, "(%s)0x%llx", type_of(from->dtype), (unsigned long long)bits);
 }
 
+/* Of a line that widens what an earlier one narrowed from f32: that line; else NULL. */
+static const tu_line *narrowing_before(const writing *now, const tu_line *line) {
+    const tu_nest *nest = now->nest;
+    const tu_line *found = NULL;
+    if (out_of(now, line)->dtype != TUTTI_F32 || nest->slots[line->in[0]].dtype != TUTTI_BF16)
+        return NULL;
+    for (int i = 0; i < nest->line_count && &nest->lines[i] != line; i++)
+        if (nest->lines[i].out == line->in[0])
+            found = &nest->lines[i];
+    return found != NULL && found->kind == TU_LINE_CONVERT && nest->slots[found->in[0]].dtype == TUTTI_F32 ? found
+                                                                                                           : NULL;
+}
+
 static void write_line(const writing *now, const tu_line *line, const char *indent) {
     const tu_slot *out = out_of(now, line);
     fprintf(now->to, "%s", indent);
@@ -107,10 +120,13 @@ static void write_line(const writing *now, const tu_line *line, const char *inde
         return;
     }
     tutti_dtype from = now->nest->slots[line->in[0]].dtype;
+    const tu_line *narrowing = narrowing_before(now, line);
     fprintf(now->to, "const %s v%d = ", type_of(out->dtype), line->out);
-    if (from != out->dtype)
+    if (narrowing != NULL) /* one instruction, and nothing to widen */
+        fprintf(now->to, "tu_rounded(");
+    else if (from != out->dtype)
         fprintf(now->to, "convert<%s, %s>(", word_of(out->dtype), word_of(from));
-    write_operand(now, line->in[0]);
+    write_operand(now, narrowing != NULL ? narrowing->in[0] : line->in[0]);
     fprintf(now->to, from != out->dtype ? ");" : ";");
     if (out->value != NULL)
         fprintf(now->to, " /* %s */", out->value->name);

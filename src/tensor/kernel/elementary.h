@@ -34,9 +34,15 @@ TU_LANE vec_f64 tu_abs_f64(vec_f64 x) {
     return tu_float_f64(tu_bits_f64(x) & INT64_MAX);
 }
 /* The magnitude of x with the sign of y. */
+#ifdef __CUDACC__
+TU_LANE vec_f32 tu_copysign_f32(vec_f32 x, vec_f32 y) {
+    return copysignf(x, y); /* one instruction, where the compiler would make two of the bits below */
+}
+#else
 TU_LANE vec_f32 tu_copysign_f32(vec_f32 x, vec_f32 y) {
     return tu_float_f32((tu_bits_f32(x) & 0x7fffffff) | (tu_bits_f32(y) & INT32_MIN));
 }
+#endif
 TU_LANE vec_f64 tu_copysign_f64(vec_f64 x, vec_f64 y) {
     return tu_float_f64((tu_bits_f64(x) & INT64_MAX) | (tu_bits_f64(y) & INT64_MIN));
 }
@@ -90,6 +96,13 @@ TU_LANE vec_f32 tu_power_of_two_f32(vec_f32 exponent) {
 TU_LANE vec_f64 tu_power_of_two_f64(vec_f64 exponent) {
     return tu_float_f64(tu_left_f64(tu_bits_f64(exponent + TU_K64(TU_MAGIC64 + 1023)), 52));
 }
+/* 2^(exponent + more) where the sum of an exponent and the magic number is at hand, as rounding left it. */
+TU_LANE vec_f32 tu_power_of_sum_f32(vec_f32 sum, int more) {
+    return tu_float_f32((vec_i32)((vec_u32)tu_left_f32(tu_bits_f32(sum), 23) + ((uint32_t)(127 + more) << 23)));
+}
+TU_LANE vec_f64 tu_power_of_sum_f64(vec_f64 sum, int more) {
+    return tu_float_f64((vec_i64)((vec_u64)tu_left_f64(tu_bits_f64(sum), 52) + ((uint64_t)(1023 + more) << 52)));
+}
 
 #ifdef TU_SCALE_BY_PARTS
 /* x 2^exponent for x between 1/2 and 2: the first factor is exact, the second rounds once, to a denormal or infinity
@@ -103,40 +116,41 @@ TU_LANE vec_f64 tu_scale_f64(vec_f64 x, vec_f64 exponent) {
     return x * tu_power_of_two_f64(half) * tu_power_of_two_f64(exponent - half);
 }
 
-/* The same for an exponent that is not above 0, in fewer steps. */
-TU_LANE vec_f32 tu_scale_down_f32(vec_f32 x, vec_f32 exponent) {
-    return x * tu_power_of_two_f32(exponent + TU_K32(64.0f)) * TU_K32(0x1p-64f);
+/* The same for an exponent that is not above 0, in fewer steps; of it there is the sum with the magic number. */
+TU_LANE vec_f32 tu_scale_down_f32(vec_f32 x, vec_f32 sum) {
+    return x * tu_power_of_sum_f32(sum, 64) * TU_K32(0x1p-64f);
 }
-TU_LANE vec_f64 tu_scale_down_f64(vec_f64 x, vec_f64 exponent) {
-    return x * tu_power_of_two_f64(exponent + TU_K64(512.0)) * TU_K64(0x1p-512);
+TU_LANE vec_f64 tu_scale_down_f64(vec_f64 x, vec_f64 sum) {
+    return x * tu_power_of_sum_f64(sum, 512) * TU_K64(0x1p-512);
 }
 #else
-TU_LANE vec_f32 tu_scale_down_f32(vec_f32 x, vec_f32 exponent) {
-    return tu_scale_f32(x, exponent);
+TU_LANE vec_f32 tu_scale_down_f32(vec_f32 x, vec_f32 sum) {
+    return tu_scale_f32(x, sum - TU_K32(TU_MAGIC32));
 }
-TU_LANE vec_f64 tu_scale_down_f64(vec_f64 x, vec_f64 exponent) {
-    return tu_scale_f64(x, exponent);
+TU_LANE vec_f64 tu_scale_down_f64(vec_f64 x, vec_f64 sum) {
+    return tu_scale_f64(x, sum - TU_K64(TU_MAGIC64));
 }
 #endif
 
 /* ---- exp, expm1 ---- */
 
-/* x = n ln 2 + r with |r| <= ln 2 / 2; returns e^r - 1 - r, which is r^2 (1/2 + r/6 + …), and sets the exponent n and
- * the remainder r. */
-TU_LANE vec_f32 tu_exp_parts_f32(vec_f32 x, vec_f32 *exponent, vec_f32 *remainder) {
-    vec_f32 whole = tu_fma_f32(x, TU_K32(0x1.715476p+0f), TU_K32(TU_MAGIC32)) - TU_K32(TU_MAGIC32);
+/* x = n ln 2 + r with |r| <= ln 2 / 2; returns e^r - 1 - r, which is r^2 (1/2 + r/6 + …), and sets the sum of the
+ * exponent n and the magic number, and the remainder r. */
+TU_LANE vec_f32 tu_exp_parts_f32(vec_f32 x, vec_f32 *sum, vec_f32 *remainder) {
+    *sum = tu_fma_f32(x, TU_K32(0x1.715476p+0f), TU_K32(TU_MAGIC32));
+    vec_f32 whole = *sum - TU_K32(TU_MAGIC32);
     vec_f32 rest = tu_fma_f32(whole, TU_K32(-0x1.62e43p-1f), x);
     rest = tu_fma_f32(whole, TU_K32(0x1.05c61p-29f), rest);
     vec_f32 fit = tu_fma_f32(rest, TU_K32(0x1.6da0cp-10f), TU_K32(0x1.122d8ep-7f));
     fit = tu_fma_f32(fit, rest, TU_K32(0x1.55547ep-5f));
     fit = tu_fma_f32(fit, rest, TU_K32(0x1.5554a8p-3f));
     fit = tu_fma_f32(fit, rest, TU_K32(0.5f));
-    *exponent = whole;
     *remainder = rest;
     return fit * (rest * rest);
 }
-TU_LANE vec_f64 tu_exp_parts_f64(vec_f64 x, vec_f64 *exponent, vec_f64 *remainder) {
-    vec_f64 whole = tu_fma_f64(x, TU_K64(0x1.71547652b82fep+0), TU_K64(TU_MAGIC64)) - TU_K64(TU_MAGIC64);
+TU_LANE vec_f64 tu_exp_parts_f64(vec_f64 x, vec_f64 *sum, vec_f64 *remainder) {
+    *sum = tu_fma_f64(x, TU_K64(0x1.71547652b82fep+0), TU_K64(TU_MAGIC64));
+    vec_f64 whole = *sum - TU_K64(TU_MAGIC64);
     vec_f64 rest = tu_fma_f64(whole, TU_K64(-0x1.62e42fefa39efp-1), x);
     rest = tu_fma_f64(whole, TU_K64(-0x1.abc9e3b39803fp-56), rest);
     vec_f64 fit = tu_fma_f64(rest, TU_K64(0x1.1f98c0a3023cap-29), TU_K64(0x1.af63bc088d0a1p-26));
@@ -149,46 +163,55 @@ TU_LANE vec_f64 tu_exp_parts_f64(vec_f64 x, vec_f64 *exponent, vec_f64 *remainde
     fit = tu_fma_f64(fit, rest, TU_K64(0x1.555555555555bp-5));
     fit = tu_fma_f64(fit, rest, TU_K64(0x1.5555555555559p-3));
     fit = tu_fma_f64(fit, rest, TU_K64(0.5));
-    *exponent = whole;
     *remainder = rest;
     return fit * (rest * rest);
 }
 
 /* Beyond the limits the results are 0 and infinity; the order of the arguments lets a NaN through. */
 TU_LANE vec_f32 tu_exp_f32(vec_f32 x) {
-    vec_f32 exponent, remainder, limited = tu_greater_f32(TU_K32(-104.0f), tu_lesser_f32(TU_K32(89.0f), x));
-    vec_f32 more = tu_exp_parts_f32(limited, &exponent, &remainder);
-    return tu_scale_f32(TU_K32(1.0f) + (remainder + more), exponent);
+    vec_f32 sum, remainder, limited = tu_greater_f32(TU_K32(-104.0f), tu_lesser_f32(TU_K32(89.0f), x));
+    vec_f32 more = tu_exp_parts_f32(limited, &sum, &remainder);
+    return tu_scale_f32(TU_K32(1.0f) + (remainder + more), sum - TU_K32(TU_MAGIC32));
 }
 TU_LANE vec_f64 tu_exp_f64(vec_f64 x) {
-    vec_f64 exponent, remainder, limited = tu_greater_f64(TU_K64(-746.0), tu_lesser_f64(TU_K64(710.0), x));
-    vec_f64 more = tu_exp_parts_f64(limited, &exponent, &remainder);
-    return tu_scale_f64(TU_K64(1.0) + (remainder + more), exponent);
+    vec_f64 sum, remainder, limited = tu_greater_f64(TU_K64(-746.0), tu_lesser_f64(TU_K64(710.0), x));
+    vec_f64 more = tu_exp_parts_f64(limited, &sum, &remainder);
+    return tu_scale_f64(TU_K64(1.0) + (remainder + more), sum - TU_K64(TU_MAGIC64));
 }
 
 /* The same bits for x that is not above 0, or NaN, as what is left of a row when its largest element is taken away. */
 TU_LANE vec_f32 tu_exp_below_f32(vec_f32 x) {
-    vec_f32 exponent, remainder, more = tu_exp_parts_f32(tu_greater_f32(TU_K32(-104.0f), x), &exponent, &remainder);
-    return tu_scale_down_f32(TU_K32(1.0f) + (remainder + more), exponent);
+    vec_f32 sum, remainder, more = tu_exp_parts_f32(tu_greater_f32(TU_K32(-104.0f), x), &sum, &remainder);
+    return tu_scale_down_f32(TU_K32(1.0f) + (remainder + more), sum);
+}
+/* And of -|x|. */
+TU_LANE vec_f32 tu_exp_minus_f32(vec_f32 x) {
+    vec_f32 sum, remainder, limited = -tu_lesser_f32(TU_K32(104.0f), tu_abs_f32(x));
+    vec_f32 more = tu_exp_parts_f32(limited, &sum, &remainder);
+    return tu_scale_down_f32(TU_K32(1.0f) + (remainder + more), sum);
 }
 TU_LANE vec_f64 tu_exp_below_f64(vec_f64 x) {
-    vec_f64 exponent, remainder, more = tu_exp_parts_f64(tu_greater_f64(TU_K64(-746.0), x), &exponent, &remainder);
-    return tu_scale_down_f64(TU_K64(1.0) + (remainder + more), exponent);
+    vec_f64 sum, remainder, more = tu_exp_parts_f64(tu_greater_f64(TU_K64(-746.0), x), &sum, &remainder);
+    return tu_scale_down_f64(TU_K64(1.0) + (remainder + more), sum);
+}
+/* And of -|x|. */
+TU_LANE vec_f64 tu_exp_minus_f64(vec_f64 x) {
+    vec_f64 sum, remainder, limited = -tu_lesser_f64(TU_K64(746.0), tu_abs_f64(x));
+    vec_f64 more = tu_exp_parts_f64(limited, &sum, &remainder);
+    return tu_scale_down_f64(TU_K64(1.0) + (remainder + more), sum);
 }
 
 /* With exponent n and remainder r: 2^n (e^r - 1) + (2^n - 1), halved so that the largest 2^n fits; below the lower
  * limit it rounds to -1. */
 TU_LANE vec_f32 tu_expm1_f32(vec_f32 x) {
-    vec_f32 exponent, remainder, limited = tu_greater_f32(TU_K32(-18.0f), tu_lesser_f32(TU_K32(89.0f), x));
-    vec_f32 more = tu_exp_parts_f32(limited, &exponent, &remainder);
-    vec_f32 power = tu_power_of_two_f32(exponent - TU_K32(1.0f));
+    vec_f32 sum, remainder, limited = tu_greater_f32(TU_K32(-18.0f), tu_lesser_f32(TU_K32(89.0f), x));
+    vec_f32 more = tu_exp_parts_f32(limited, &sum, &remainder), power = tu_power_of_sum_f32(sum, -1);
     vec_f32 result = tu_fma_f32(power, remainder + more, power - TU_K32(0.5f));
     return TU_SELECT(x == TU_K32(0.0f), x, result + result); /* -0 stays */
 }
 TU_LANE vec_f64 tu_expm1_f64(vec_f64 x) {
-    vec_f64 exponent, remainder, limited = tu_greater_f64(TU_K64(-40.0), tu_lesser_f64(TU_K64(710.0), x));
-    vec_f64 more = tu_exp_parts_f64(limited, &exponent, &remainder);
-    vec_f64 power = tu_power_of_two_f64(exponent - TU_K64(1.0));
+    vec_f64 sum, remainder, limited = tu_greater_f64(TU_K64(-40.0), tu_lesser_f64(TU_K64(710.0), x));
+    vec_f64 more = tu_exp_parts_f64(limited, &sum, &remainder), power = tu_power_of_sum_f64(sum, -1);
     vec_f64 result = tu_fma_f64(power, remainder + more, power - TU_K64(0.5));
     return TU_SELECT(x == TU_K64(0.0), x, result + result);
 }
@@ -452,32 +475,32 @@ TU_SIN_COS(f64, vec_i64)
 
 /* With e = exp(2 |x|) - 1, the exponential: e / (e + 2). The limit is past where it rounds to 1. */
 TU_LANE vec_f32 tu_tanh_f32(vec_f32 x) {
-    vec_f32 exponent, remainder, twice = tu_lesser_f32(TU_K32(20.0f), TU_K32(2.0f) * tu_abs_f32(x));
-    vec_f32 more = tu_exp_parts_f32(twice, &exponent, &remainder), power = tu_power_of_two_f32(exponent);
+    vec_f32 sum, remainder, twice = tu_lesser_f32(TU_K32(20.0f), TU_K32(2.0f) * tu_abs_f32(x));
+    vec_f32 more = tu_exp_parts_f32(twice, &sum, &remainder), power = tu_power_of_sum_f32(sum, 0);
     vec_f32 exponential = tu_fma_f32(power, remainder + more, power - TU_K32(1.0f));
     return tu_copysign_f32(tu_tame_ratio_f32(exponential, exponential + TU_K32(2.0f)), x);
 }
 TU_LANE vec_f64 tu_tanh_f64(vec_f64 x) {
-    vec_f64 exponent, remainder, twice = tu_lesser_f64(TU_K64(42.0), TU_K64(2.0) * tu_abs_f64(x));
-    vec_f64 more = tu_exp_parts_f64(twice, &exponent, &remainder), power = tu_power_of_two_f64(exponent);
+    vec_f64 sum, remainder, twice = tu_lesser_f64(TU_K64(42.0), TU_K64(2.0) * tu_abs_f64(x));
+    vec_f64 more = tu_exp_parts_f64(twice, &sum, &remainder), power = tu_power_of_sum_f64(sum, 0);
     vec_f64 exponential = tu_fma_f64(power, remainder + more, power - TU_K64(1.0));
     return tu_copysign_f64(exponential / (exponential + TU_K64(2.0)), x);
 }
 
 /* The exponential is at most 1, so that nothing overflows and small results keep their digits. */
 TU_LANE vec_f32 tu_sigmoid_f32(vec_f32 x) {
-    vec_f32 exponential = tu_exp_below_f32(-tu_abs_f32(x)), one = TU_K32(1.0f);
+    vec_f32 exponential = tu_exp_minus_f32(x), one = TU_K32(1.0f);
     return tu_tame_ratio_f32(TU_SELECT(x < TU_K32(0.0f), exponential, one), one + exponential);
 }
 TU_LANE vec_f64 tu_sigmoid_f64(vec_f64 x) {
-    vec_f64 exponential = tu_exp_f64(-tu_abs_f64(x)), one = TU_K64(1.0);
+    vec_f64 exponential = tu_exp_minus_f64(x), one = TU_K64(1.0);
     return TU_SELECT(x < TU_K64(0.0), exponential, one) / (one + exponential);
 }
 
 /* sigmoid(x), and what is missing to 1, with all its digits too. */
 #define TU_SIGMOID_PAIR(suffix)                                                                               \
     TU_LANE vec_##suffix tu_sigmoid_pair_##suffix(vec_##suffix x, vec_##suffix *rest) {                       \
-        vec_##suffix exponential = tu_exp_below_##suffix(-tu_abs_##suffix(x)), one = tu_splat_##suffix(1);    \
+        vec_##suffix exponential = tu_exp_minus_##suffix(x), one = tu_splat_##suffix(1);                      \
         vec_##suffix larger = tu_tame_ratio_##suffix(one, one + exponential), smaller = exponential * larger; \
         *rest = TU_SELECT(x < tu_splat_##suffix(0), larger, smaller);                                         \
         return TU_SELECT(x < tu_splat_##suffix(0), smaller, larger);                                          \
@@ -725,13 +748,13 @@ TU_LANE vec_f64 tu_log_pair_f64(vec_f64 x, vec_f64 *low) {
 
 /* x^y for positive finite x and finite y. */
 TU_LANE vec_f64 tu_pow_positive_f64(vec_f64 x, vec_f64 y) {
-    vec_f64 low, high = tu_log_pair_f64(x, &low), twos, remainder;
+    vec_f64 low, high = tu_log_pair_f64(x, &low), sum, remainder;
     vec_f64 product = high * y, product_low = tu_fma_f64(low, y, tu_fma_f64(high, y, -product));
     vec_f64 limited = tu_greater_f64(TU_K64(-746.0), tu_lesser_f64(TU_K64(710.0), product));
     product_low = TU_SELECT(limited == product, product_low, TU_K64(0.0));
-    vec_f64 more = tu_exp_parts_f64(limited, &twos, &remainder);
+    vec_f64 more = tu_exp_parts_f64(limited, &sum, &remainder);
     return tu_scale_f64(TU_K64(1.0) + (remainder + (more + tu_fma_f64(remainder + more, product_low, product_low))),
-                        twos);
+                        sum - TU_K64(TU_MAGIC64));
 }
 /* The same for f32, by way of f64. */
 TU_LANE vec_f32 tu_pow_positive_f32(vec_f32 x, vec_f32 y) {
