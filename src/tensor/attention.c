@@ -42,7 +42,7 @@ static int64_t head_offset(const layout *shape, int64_t head) {
 typedef struct heads {
     const tu_tensor_kernels *kernels;
     const void *query, *key, *value, *grad;
-    layout of_query, of_key, of_value, of_grad;
+    layout of_query, of_key, of_value, of_grad, of_out, of_dq, of_dk, of_dv;
     void *out, *lse, *dq, *dk, *dv;
     int64_t queries, keys, depth, width; /* width: of value and out */
     bool causal, backward;
@@ -79,6 +79,10 @@ static double rounded(const heads *job, double value) {
 static void clear(const heads *job, void *base, int64_t from, int64_t to) {
     if (from < to)
         memset(at(job, base, from), 0, (size_t)(to - from) * element(job));
+}
+static void clear_rows(const heads *job, void *base, int64_t rows, int64_t row, int64_t columns) {
+    for (int64_t i = 0; i < rows; i++)
+        clear(job, base, i * row, i * row + columns);
 }
 
 typedef struct matrix {
@@ -122,7 +126,7 @@ static void forward_head(const heads *job, int64_t head, void *buffer) {
     const void *query = at(job, job->query, head_offset(&job->of_query, head)),
                *key = at(job, job->key, head_offset(&job->of_key, head)),
                *value = at(job, job->value, head_offset(&job->of_value, head));
-    void *out = at(job, job->out, head * job->queries * job->width), *lse = at(job, job->lse, head * job->queries);
+    void *out = at(job, job->out, head_offset(&job->of_out, head)), *lse = at(job, job->lse, head * job->queries);
     void *turned_key = buffer, *packed_value = at(job, turned_key, packed_size(job, job->depth, job->keys)),
          *scores = at(job, packed_value, packed_size(job, job->keys, job->width));
     pack(job, job->depth, job->keys, (matrix){ key, 1, job->of_key.row }, turned_key);
@@ -138,8 +142,8 @@ static void forward_head(const heads *job, int64_t head, void *buffer) {
             write_one(job, lse, first + i, normalise(job, row, visible));
             clear(job, row, visible, seen);
         }
-        product(job, count, job->width, seen, of_scores, packed_value, job->keys, at(job, out, first * job->width),
-                job->width, false);
+        product(job, count, job->width, seen, of_scores, packed_value, job->keys, at(job, out, first * job->of_out.row),
+                job->of_out.row, false);
     }
 }
 
@@ -150,8 +154,8 @@ static void backward_rows(const heads *job, int64_t first, int64_t count, int64_
     for (int64_t i = 0; i < count; i++) {
         int64_t visible = seen_by(job, first + i, 1);
         void *row = at(job, probabilities, i * job->keys), *of_row = at(job, dp, i * job->keys);
-        double dot = scores->dot(at(job, grad, (first + i) * job->of_grad.row), at(job, out, (first + i) * job->width),
-                                 job->width);
+        double dot = scores->dot(at(job, grad, (first + i) * job->of_grad.row),
+                                 at(job, out, (first + i) * job->of_out.row), job->width);
         scores->exponentials(row, visible, job->scale, read_one(job, lse, first + i));
         scores->slopes(row, of_row, visible, dot, job->scale);
         clear(job, row, visible, seen);
@@ -181,16 +185,15 @@ static void backward_head(const heads *job, int64_t head, void *buffer) {
                *key = at(job, job->key, head_offset(&job->of_key, head)),
                *value = at(job, job->value, head_offset(&job->of_value, head)),
                *grad = at(job, job->grad, head_offset(&job->of_grad, head)),
-               *out = at(job, job->out, head * job->queries * job->width),
-               *lse = at(job, job->lse, head * job->queries);
-    void *dq = at(job, job->dq, head * job->queries * job->depth),
-         *dk = at(job, job->dk, head * job->keys * job->depth), *dv = at(job, job->dv, head * job->keys * job->width);
+               *out = at(job, job->out, head_offset(&job->of_out, head)), *lse = at(job, job->lse, head * job->queries);
+    void *dq = at(job, job->dq, head_offset(&job->of_dq, head)), *dk = at(job, job->dk, head_offset(&job->of_dk, head)),
+         *dv = at(job, job->dv, head_offset(&job->of_dv, head));
     backward_buffer space = divide(job, buffer);
     pack(job, job->depth, job->keys, (matrix){ key, 1, job->of_key.row }, space.turned_key);
     pack(job, job->width, job->keys, (matrix){ value, 1, job->of_value.row }, space.turned_value);
     pack(job, job->keys, job->depth, (matrix){ key, job->of_key.row, 1 }, space.packed_key);
-    clear(job, dk, 0, job->keys * job->depth);
-    clear(job, dv, 0, job->keys * job->width);
+    clear_rows(job, dk, job->keys, job->of_dk.row, job->depth);
+    clear_rows(job, dv, job->keys, job->of_dv.row, job->width);
     for (int64_t first = 0; first < job->queries; first += BLOCK) {
         int64_t count = job->queries - first < BLOCK ? job->queries - first : BLOCK, seen = seen_by(job, first, count);
         matrix of_query = { at(job, query, first * job->of_query.row), job->of_query.row, 1 },
@@ -202,11 +205,11 @@ static void backward_head(const heads *job, int64_t head, void *buffer) {
         product(job, count, seen, job->width, of_grad, space.turned_value, job->width, space.dp, job->keys, false);
         backward_rows(job, first, count, seen, grad, out, lse, space.probabilities, space.dp);
         product(job, seen, job->width, count, (matrix){ space.probabilities, 1, job->keys }, space.packed_grad, count,
-                dv, job->width, true);
+                dv, job->of_dv.row, true);
         product(job, count, job->depth, seen, (matrix){ space.dp, job->keys, 1 }, space.packed_key, job->keys,
-                at(job, dq, first * job->depth), job->depth, false);
+                at(job, dq, first * job->of_dq.row), job->of_dq.row, false);
         product(job, seen, job->depth, count, (matrix){ space.dp, 1, job->keys }, space.packed_query, count, dk,
-                job->depth, true);
+                job->of_dk.row, true);
     }
 }
 
@@ -255,6 +258,29 @@ static tutti_status check_qkv(const tu_call *call) {
     return TUTTI_OK;
 }
 
+/* A result that lies as what it belongs to: dense, its dimensions in the same order in memory, so that what was made of
+ * a view of heads is a view of theirs again. Rows are dense in any case. */
+static tutti_status lie_as(const tu_call *call, const tt_tensor *like, tu_shape *shape) {
+    int order[TT_MAX_DIMS], rows = shape->ndim - 1;
+    tutti_status status = tu_shape_contiguous(call->entry->name, shape);
+    if (like->strides[rows] != 1 || like->numel == 0)
+        return status;
+    for (int i = 0; i < rows && status == TUTTI_OK; i++) {
+        int at = i;
+        if (like->strides[i] <= 0)
+            return status;
+        for (; at > 0 && like->strides[order[at - 1]] < like->strides[i]; at--)
+            order[at] = order[at - 1];
+        order[at] = i;
+    }
+    int64_t stride = shape->sizes[rows];
+    for (int i = rows - 1; i >= 0 && status == TUTTI_OK; i--) {
+        shape->strides[order[i]] = stride;
+        stride *= shape->sizes[order[i]];
+    }
+    return status;
+}
+
 tutti_status tu_attention_shape(tu_call *call) {
     const tt_tensor *query = call->inputs[0], *value = call->inputs[2];
     tutti_status status = check_qkv(call);
@@ -264,16 +290,20 @@ tutti_status tu_attention_shape(tu_call *call) {
     call->results[0].sizes[query->ndim - 1] = value->sizes[query->ndim - 1];
     call->results[1].ndim--;
     call->results[1].dtype = tu_stage_dtype(query);
-    if ((status = tu_shape_contiguous("attention", &call->results[0])) != TUTTI_OK)
+    if ((status = lie_as(call, query, &call->results[0])) != TUTTI_OK)
         return status;
     return tu_shape_contiguous("attention", &call->results[1]);
 }
 
 /* Of the compute type, with a dense last dimension; any strides before it. */
+static bool has_rows(const tt_tensor *x, tutti_dtype dtype) {
+    return x->dtype == dtype && (x->strides[x->ndim - 1] == 1 || x->sizes[x->ndim - 1] == 1);
+}
 static tt_tensor *stage_rows(const tt_tensor *x, tutti_dtype dtype) {
-    if (x->dtype == dtype && (x->strides[x->ndim - 1] == 1 || x->sizes[x->ndim - 1] == 1))
-        return tu_tensor_hold((tt_tensor *)x);
-    return tu_stage_in(x, dtype);
+    return has_rows(x, dtype) ? tu_tensor_hold((tt_tensor *)x) : tu_stage_in(x, dtype);
+}
+static tt_tensor *stage_rows_out(tt_tensor *x, tutti_dtype dtype) {
+    return has_rows(x, dtype) ? tu_tensor_hold(x) : tu_stage_out_dense(x, dtype);
 }
 
 static void set_heads(heads *job, const tu_call *call, tt_tensor *const *in, bool causal, double scale) {
@@ -503,7 +533,7 @@ static tutti_status attention_on_device(tu_call *call, bool causal, double scale
     const tt_tensor *query = call->inputs[0];
     bool narrow = is_narrow(query);
     tutti_dtype compute = tu_stage_dtype(query), dtype = narrow ? (tutti_dtype)query->dtype : compute;
-    tt_tensor *in[3], *out = tu_stage_out(call->outputs[0], dtype), *scores = NULL, *shares = NULL;
+    tt_tensor *in[3], *out = tu_stage_out_dense(call->outputs[0], dtype), *scores = NULL, *shares = NULL;
     bool staged = out != NULL;
     heads job = { .backward = false };
     for (int i = 0; i < 3; i++)
@@ -558,7 +588,7 @@ static tutti_status attention_backward_on_device(tu_call *call, bool causal, dou
     for (int i = 0; i < INPUTS; i++)
         staged = (in[i] = tu_stage_in(call->inputs[i], i == SUMS ? compute : dtype)) != NULL && staged;
     for (int i = 0; i < 3; i++)
-        staged = (out[i] = tu_stage_out(call->outputs[i], dtype)) != NULL && staged;
+        staged = (out[i] = tu_stage_out_dense(call->outputs[i], dtype)) != NULL && staged;
     if (staged) {
         set_heads(&job, call, in, causal, scale);
         scores = new_scores(call, &job, compute);
@@ -612,7 +642,7 @@ tutti_status tu_attention_everywhere(tu_call *call) {
     if (tu_is_remote(call->device))
         return attention_on_device(call, attributes->causal, attributes->scale);
     tutti_dtype dtype = tu_stage_dtype(call->inputs[0]);
-    tt_tensor *in[3], *out = tu_stage_out(call->outputs[0], dtype);
+    tt_tensor *in[3], *out = stage_rows_out(call->outputs[0], dtype);
     bool staged = out != NULL;
     for (int i = 0; i < 3; i++)
         staged = (in[i] = stage_rows(call->inputs[i], dtype)) != NULL && staged;
@@ -620,6 +650,7 @@ tutti_status tu_attention_everywhere(tu_call *call) {
     if (staged) {
         set_heads(&job, call, in, attributes->causal, attributes->scale);
         job.out = tu_pointer(out);
+        job.of_out = layout_of(out);
         job.lse = tu_pointer(call->outputs[1]);
         if (out->numel > 0)
             tu_parallel(head_count(in[0]), 1 + 16384 / (job.queries * job.keys + 1), run_heads, &job);
@@ -640,7 +671,7 @@ tutti_status tu_attention_backward_shape(tu_call *call) {
     tutti_status status = check_qkv(call);
     for (int i = 0; i < 3 && status == TUTTI_OK; i++) {
         call->results[i] = tu_shape_of(call->inputs[i]);
-        status = tu_shape_contiguous("attention_backward", &call->results[i]);
+        status = lie_as(call, call->inputs[i], &call->results[i]);
     }
     if (status == TUTTI_OK && !tu_same_sizes(call->inputs[3], call->inputs[4]))
         return tu_call_error(call, TUTTI_ERROR_ARGUMENT, "g, %s, and o, %s, differ in shape",
@@ -656,20 +687,24 @@ tutti_status tu_attention_backward_everywhere(tu_call *call) {
     tt_tensor *in[6], *out[3];
     bool staged = true;
     for (int i = 0; i < 6; i++)
-        staged = (in[i] = i < 4 ? stage_rows(call->inputs[i], dtype) : tu_stage_in(call->inputs[i], dtype)) != NULL &&
+        staged = (in[i] = i < 5 ? stage_rows(call->inputs[i], dtype) : tu_stage_in(call->inputs[i], dtype)) != NULL &&
                  staged;
     for (int i = 0; i < 3; i++)
-        staged = (out[i] = tu_stage_out(call->outputs[i], dtype)) != NULL && staged;
+        staged = (out[i] = stage_rows_out(call->outputs[i], dtype)) != NULL && staged;
     heads job = { .backward = true };
     if (staged) {
         set_heads(&job, call, in, attributes->causal, attributes->scale);
         job.grad = tu_pointer(in[3]);
         job.of_grad = layout_of(in[3]);
         job.out = tu_pointer(in[4]);
+        job.of_out = layout_of(in[4]);
         job.lse = tu_pointer(in[5]);
         job.dq = tu_pointer(out[0]);
+        job.of_dq = layout_of(out[0]);
         job.dk = tu_pointer(out[1]);
+        job.of_dk = layout_of(out[1]);
         job.dv = tu_pointer(out[2]);
+        job.of_dv = layout_of(out[2]);
         if (in[0]->numel > 0)
             tu_parallel(head_count(in[0]), 1 + 8192 / (job.queries * job.keys + 1), run_heads, &job);
     }

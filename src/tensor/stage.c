@@ -25,6 +25,10 @@ tt_tensor *tu_stage_out(tt_tensor *out, tutti_dtype dtype) {
     return out->dtype == dtype ? tu_tensor_hold(out) : like(out, dtype);
 }
 
+tt_tensor *tu_stage_out_dense(tt_tensor *out, tutti_dtype dtype) {
+    return out->flags & TU_CONTIGUOUS ? tu_stage_out(out, dtype) : like(out, dtype);
+}
+
 tutti_status tu_stage_done(tt_tensor *out, tt_tensor *staged) {
     bool copies = staged != NULL && staged != out && out->numel > 0;
     tutti_status status = copies ? tu_copy_tensor(out, staged) : TUTTI_OK;

@@ -13,6 +13,8 @@
 tt_tensor *tu_stage_in(const tt_tensor *x, tutti_dtype dtype);
 /* A tensor of `dtype` to compute `out` in: out itself, held, where it is of that type (results are dense). */
 tt_tensor *tu_stage_out(tt_tensor *out, tutti_dtype dtype);
+/* The same where out may lie otherwise: dense in any case. */
+tt_tensor *tu_stage_out_dense(tt_tensor *out, tutti_dtype dtype);
 /* Copies a staged result into `out` where it is another tensor, and drops it. Cannot fail on the CPU. */
 tutti_status tu_stage_done(tt_tensor *out, tt_tensor *staged);
 /* The same for several where `status` is OK, else drops them; returns the first failure. */
