@@ -102,8 +102,10 @@ typedef struct tu_launch_rows {
     int64_t ignore;
     int32_t centred, dtype;
 } tu_launch_rows;
-#define TU_NORM_PART 8      /* rows whose gradients are added by themselves, on the CPU too */
+#define TU_NORM_PART 32     /* rows whose gradients are added by themselves, on the CPU too */
 #define TU_NORM_THREADS 256 /* of a block that adds those */
+
+#define TU_LOSS_PART 64 /* rows whose losses are added by themselves, on the CPU too */
 
 /* Optimizer steps of several parameters: `steps` is an array of tu_launch_step. */
 typedef struct tu_launch_step {

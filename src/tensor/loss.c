@@ -71,9 +71,14 @@ static tutti_status read_targets(const tu_call *call, const tt_tensor *targets, 
     return TUTTI_OK;
 }
 
+/* Parts of TU_LOSS_PART rows, and these in order: so the threads of a device can add at once. */
 static double sum_losses(const tu_entropy_rows *job, tutti_dtype dtype, int64_t rows) {
-    double sum = 0;
+    double sum = 0, before = 0;
     for (int64_t i = 0; i < rows; i++) {
+        if (i % TU_LOSS_PART == 0) {
+            before += sum;
+            sum = 0;
+        }
         if (job->targets[i] == job->ignore)
             continue;
         int64_t at = i * job->classes + job->targets[i];
@@ -85,7 +90,7 @@ static double sum_losses(const tu_entropy_rows *job, tutti_dtype dtype, int64_t 
             sum += sums[0] - ((const double *)job->logits)[at] + sums[1];
         }
     }
-    return sum;
+    return before + sum;
 }
 
 /* On a device: each row's loss, then their mean, in the order of the rows. A target that is no class is told by the

@@ -224,8 +224,8 @@ static tutti_status launch_backward(tu_device *device, tutti_dtype dtype, const 
     int64_t parts = (flat->count + TU_NORM_PART - 1) / TU_NORM_PART;
     tutti_status status = tu_device_launch_rows(device, "norm_backward", dtype, flat);
     if (status == TUTTI_OK)
-        status = tu_device_launch(device, tu_kernel_name(name, "norm_parts", dtype), parts * flat->size,
-                                  TU_DEVICE_THREADS, flat);
+        status = tu_device_launch(device, tu_kernel_name(name, "norm_parts", dtype), /* a thread has 8 bytes of a row */
+                                  parts * (flat->size * tu_dtype_bytes[dtype] / 8 + 1), TU_DEVICE_THREADS, flat);
     return status == TUTTI_OK
                ? tu_device_launch_blocks(device, tu_kernel_name(name, "norm_columns", dtype),
                                          (2 * flat->size + 31) / 32, TU_NORM_THREADS, flat) /* a block has 32 columns */

@@ -131,6 +131,7 @@ typedef struct fold {
      */
     const char *narrow;
     size_t narrow_size;
+    bool narrow_result; /* and `to` are such too */
 } fold;
 
 /* Memory for partial results, where the tensors are. */
@@ -235,6 +236,12 @@ static tutti_status launch_fold(const fold *job, const char *form, const char *t
     return tu_device_launch_blocks(job->device, name, blocks, threads, flat);
 }
 
+/* A thread has the columns of eight bytes. */
+static int64_t columns_at_once(const fold *job) {
+    size_t size = job->narrow != NULL ? job->narrow_size : job->size;
+    return size < 8 ? (int64_t)(8 / size) : 1;
+}
+
 /* Rows in blocks of TU_FOLD_BLOCK elements, columns in blocks of TU_FOLD_ROWS; then the blocks' results. */
 static tutti_status fold_on_device(const fold *job) {
     bool rows = job->inner == 1;
@@ -249,14 +256,16 @@ static tutti_status fold_on_device(const fold *job) {
     tutti_status status = parts > 1 ? scratch_take(&partial, job->device, (size_t)units * job->size) : TUTTI_OK;
     if (status == TUTTI_OK && parts > 1)
         flat.to = tu_place_of(partial.block.data);
+    if (!rows && flat.from % 8 == 0 && job->inner % columns_at_once(job) == 0)
+        units /= columns_at_once(job);
     if (status == TUTTI_OK)
         status = launch_fold(job, rows ? "rows" : "columns", job->narrow != NULL ? job->narrow : job->type,
                              (units + teams - 1) / teams, FOLD_THREADS, &flat);
     if (status == TUTTI_OK && parts > 1) {
         flat.from = flat.to;
         flat.to = tu_place_of(job->to);
-        status =
-            launch_fold(job, "parts", job->type, (results + PARTS_THREADS - 1) / PARTS_THREADS, PARTS_THREADS, &flat);
+        status = launch_fold(job, "parts", job->narrow_result ? job->narrow : job->type,
+                             (results + PARTS_THREADS - 1) / PARTS_THREADS, PARTS_THREADS, &flat);
     }
     scratch_give(&partial);
     return status;
@@ -468,6 +477,14 @@ static tutti_status scale_sums(const fold *plan, tutti_dtype compute, int64_t co
     return TUTTI_OK;
 }
 
+/* Whether the one reduced run is of columns, and of so many that their parts are folded by a kernel of their own. */
+static bool columns_have_parts(int count, const int64_t *sizes, const bool *reduced) {
+    for (int i = 0; i + 1 < count; i++)
+        if (reduced[i])
+            return sizes[i] > TU_FOLD_ROWS;
+    return false;
+}
+
 tutti_status tu_reduce_everywhere(tu_call *call) {
     const tu_sum_dims_attributes *attributes = call->attributes;
     const reduction *rule = call->entry->detail;
@@ -486,8 +503,9 @@ tutti_status tu_reduce_everywhere(tu_call *call) {
         folds += reduced[i];
     bool narrow = tu_on_device(x) && (x->dtype == TUTTI_BF16 || x->dtype == TUTTI_F16) && x->flags & TU_CONTIGUOUS &&
                   folds == 1 && !rule->to_bool; /* one fold, that reads them as they lie */
+    bool narrow_result = narrow && !rule->mean && out->dtype == x->dtype && columns_have_parts(count, sizes, reduced);
     tt_tensor *dense = narrow ? tu_tensor_hold((tt_tensor *)x) : dense_of(x, compute, rule->to_bool),
-              *staged = tu_stage_out(out, compute);
+              *staged = tu_stage_out(out, narrow_result ? (tutti_dtype)out->dtype : compute);
     if (dense == NULL || staged == NULL) {
         tu_tensor_drop(dense);
         tu_tensor_drop(staged);
@@ -506,7 +524,8 @@ tutti_status tu_reduce_everywhere(tu_call *call) {
                           : compute == TUTTI_C128 ? "c128"
                                                   : "i64",
                   .narrow = narrow ? tutti_dtype_name((tutti_dtype)x->dtype) : NULL,
-                  .narrow_size = narrow ? tu_dtype_bytes[x->dtype] : 0 };
+                  .narrow_size = narrow ? tu_dtype_bytes[x->dtype] : 0,
+                  .narrow_result = narrow_result };
     status = folds > 0 ? fold_runs(&plan, count, sizes, reduced) : copy_plainly(&plan, (size_t)out->numel * plan.size);
     if (status == TUTTI_OK && rule->mean)
         status = scale_sums(&plan, compute, out->numel, (double)out->numel / (double)x->numel);

@@ -113,10 +113,9 @@ template <class Type, class Lying> HERE void entropy(const tu_launch_rows &args,
     }
 }
 
-/* One block: its threads bring the losses, a part at a time, and the first one adds them in order. */
-#define ENTROPY_PART 2048
+/* One block: its threads add the losses of TU_LOSS_PART rows each, and the first one these sums, in order. */
 KERNEL(entropy_mean, tu_launch_rows) {
-    SHARED double part[ENTROPY_PART], sum;
+    SHARED double part[THREADS_OF_ROWS], sum;
     SHARED int64_t counted[THREADS_OF_ROWS];
     const double *losses = (const double *)(uintptr_t)args.losses;
     const int64_t *targets = (const int64_t *)(uintptr_t)args.targets;
@@ -125,20 +124,24 @@ KERNEL(entropy_mean, tu_launch_rows) {
         if (self == 0)
             sum = 0;
     }
-    for (int64_t begin = 0; begin < args.count; begin += ENTROPY_PART) {
+    for (int64_t begin = 0; begin < args.count; begin += THREADS_OF_ROWS * TU_LOSS_PART) {
         SYNC();
         EACH_THREAD(self) {
-            for (int64_t i = self; i < ENTROPY_PART; i += THREADS) {
-                bool counts = begin + i < args.count && targets[begin + i] != args.ignore;
-                part[i] = counts ? losses[begin + i] : 0; /* a sum of losses is never -0, so that 0 changes nothing */
+            double held = 0;
+            int64_t first = begin + self * TU_LOSS_PART;
+            UNROLL_BY_16
+            for (int64_t i = first; i < first + TU_LOSS_PART; i++) {
+                bool counts = i < args.count && targets[i] != args.ignore;
+                held += counts ? losses[i] : 0; /* a sum of losses is never -0, so that 0 changes nothing */
                 counted[self] += counts;
             }
+            part[self] = held;
         }
         SYNC();
         EACH_THREAD(self) {
             if (self == 0) {
                 double held = sum;
-                for (int i = 0; i < ENTROPY_PART; i++)
+                for (int i = 0; i < THREADS_OF_ROWS; i++)
                     held += part[i];
                 sum = held;
             }

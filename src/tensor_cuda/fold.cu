@@ -11,12 +11,16 @@
 #define TEAM 256 /* threads of a block */
 #define AHEAD 16 /* loads that are on their way at once */
 #define AHEAD_IN_ROW 32
+#define AHEAD_OF_PARTS 64
 
 /* A type of computing as it lies in memory. */
 template <class Type> struct itself {
     Type bits;
     MEMBER Type widen(itself x) {
         return x.bits;
+    }
+    MEMBER itself narrow(Type x) {
+        return { x };
     }
 };
 
@@ -59,47 +63,72 @@ HERE void fold_rows(const tu_launch_fold &args, Type *lanes) {
     }
 }
 
-template <class Type, class Lying, class Fold> HERE void fold_columns(const tu_launch_fold &args) {
-    EACH_ELEMENT(i, args.outer * args.parts * args.inner) {
-        int64_t column = i % args.inner, part = i / args.inner % args.parts, outer = i / args.inner / args.parts;
+/* A thread has WIDTH columns of a part. */
+template <class Type, class Lying, class Fold, int WIDTH> HERE void fold_columns_by(const tu_launch_fold &args) {
+    struct alignas(sizeof(Lying) * WIDTH) pack {
+        Lying at[WIDTH];
+    };
+    int64_t packs = args.inner / WIDTH;
+    EACH_ELEMENT(i, args.outer * args.parts * packs) {
+        int64_t unit = i / packs, column = (i - unit * packs) * WIDTH, outer = unit / args.parts,
+                part = unit - outer * args.parts;
         int64_t left = args.reduced - part * args.part, count = left < args.part ? left : args.part;
         const Lying *x =
             (const Lying *)(uintptr_t)args.from + (outer * args.reduced + part * args.part) * args.inner + column;
-        Type held = Fold::first();
+        Type held[WIDTH];
+        UNROLL
+        for (int lane = 0; lane < WIDTH; lane++)
+            held[lane] = Fold::first();
         int64_t row = 0;
         for (; row + AHEAD <= count; row += AHEAD) {
-            Type next[AHEAD];
+            pack next[AHEAD];
             UNROLL
             for (int k = 0; k < AHEAD; k++)
-                next[k] = Lying::widen(x[(row + k) * args.inner]);
+                next[k] = *(const pack *)(x + (row + k) * args.inner);
             UNROLL
-            for (int k = 0; k < AHEAD; k++)
-                held = Fold::step(held, next[k]);
+            for (int k = 0; k < AHEAD; k++) {
+                UNROLL
+                for (int lane = 0; lane < WIDTH; lane++)
+                    held[lane] = Fold::step(held[lane], Lying::widen(next[k].at[lane]));
+            }
         }
-        for (; row < count; row++)
-            held = Fold::step(held, Lying::widen(x[row * args.inner]));
-        ((Type *)(uintptr_t)args.to)[i] = args.parts == 1 ? Fold::step(Fold::first(), held) : held;
+        for (; row < count; row++) {
+            UNROLL
+            for (int lane = 0; lane < WIDTH; lane++)
+                held[lane] = Fold::step(held[lane], Lying::widen(x[row * args.inner + lane]));
+        }
+        UNROLL
+        for (int lane = 0; lane < WIDTH; lane++)
+            ((Type *)(uintptr_t)args.to)[unit * args.inner + column + lane] =
+                args.parts == 1 ? Fold::step(Fold::first(), held[lane]) : held[lane];
     }
 }
+template <class Type, class Lying, class Fold> HERE void fold_columns(const tu_launch_fold &args) {
+    const int width = sizeof(Lying) < 8 ? 8 / sizeof(Lying) : 1;
+    if (args.from % 8 == 0 && args.inner % width == 0)
+        fold_columns_by<Type, Lying, Fold, width>(args);
+    else
+        fold_columns_by<Type, Lying, Fold, 1>(args);
+}
 
-/* The parts of each result, in order. */
-template <class Type, class Fold> HERE void fold_parts(const tu_launch_fold &args) {
+/* The parts of each result, in order; Lying is what results lie as. */
+template <class Type, class Lying, class Fold> HERE void fold_parts(const tu_launch_fold &args) {
     EACH_ELEMENT(i, args.outer * args.inner) {
         const Type *x = (const Type *)(uintptr_t)args.from + i / args.inner * args.parts * args.inner + i % args.inner;
         Type held = Fold::first();
         int64_t part = 0;
-        for (; part + 2 * AHEAD <= args.parts; part += 2 * AHEAD) {
-            Type next[2 * AHEAD];
+        for (; part + AHEAD_OF_PARTS <= args.parts; part += AHEAD_OF_PARTS) {
+            Type next[AHEAD_OF_PARTS];
             UNROLL
-            for (int k = 0; k < 2 * AHEAD; k++)
+            for (int k = 0; k < AHEAD_OF_PARTS; k++)
                 next[k] = x[(part + k) * args.inner];
             UNROLL
-            for (int k = 0; k < 2 * AHEAD; k++)
+            for (int k = 0; k < AHEAD_OF_PARTS; k++)
                 held = Fold::step(held, next[k]);
         }
         for (; part < args.parts; part++)
             held = Fold::step(held, x[part * args.inner]);
-        ((Type *)(uintptr_t)args.to)[i] = held;
+        ((Lying *)(uintptr_t)args.to)[i] = Lying::narrow(held);
     }
 }
 
@@ -120,7 +149,7 @@ template <class Type, class Fold> HERE void fold_parts(const tu_launch_fold &arg
         fold_columns<type, itself<type>, name##_##suffix>(args);             \
     }                                                                        \
     KERNEL(fold_parts_##name##_##suffix, tu_launch_fold) {                   \
-        fold_parts<type, name##_##suffix>(args);                             \
+        fold_parts<type, itself<type>, name##_##suffix>(args);               \
     }
 FOLD(sum, f32, float, 32, 0, held + x)
 FOLD(sum, f64, double, 16, 0, held + x)
@@ -141,7 +170,7 @@ FOLD(amin, u64, uint64_t, 16, UINT64_MAX, held < x ? held : x)
 FOLD(any, i64, int64_t, 16, 0, (held | x) != 0)
 FOLD(all, i64, int64_t, 16, 1, held != 0 && x != 0)
 
-/* Narrow floats as they lie, to f32. */
+/* Narrow floats as they lie, to f32; and the f32 of their parts to narrow ones. */
 #define NARROW_FOLD(name, suffix)                                      \
     KERNEL(fold_rows_##name##_##suffix, tu_launch_fold) {              \
         SHARED float lanes[TEAM];                                      \
@@ -149,6 +178,9 @@ FOLD(all, i64, int64_t, 16, 1, held != 0 && x != 0)
     }                                                                  \
     KERNEL(fold_columns_##name##_##suffix, tu_launch_fold) {           \
         fold_columns<float, lying_##suffix, name##_f32>(args);         \
+    }                                                                  \
+    KERNEL(fold_parts_##name##_##suffix, tu_launch_fold) {             \
+        fold_parts<float, lying_##suffix, name##_f32>(args);           \
     }
 #define NARROW_FOLDS(name)  \
     NARROW_FOLD(name, bf16) \

@@ -38,6 +38,7 @@
 #define ADD_TO(word, value) atomicAdd(word, value)
 #define UNROLL _Pragma("unroll")
 #define UNROLL_BY_4 _Pragma("unroll 4")
+#define UNROLL_BY_16 _Pragma("unroll 16")
 #else
 #include "emulate.hpp"
 #endif

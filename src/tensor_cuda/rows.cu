@@ -201,29 +201,62 @@ template <class Type, class Lying> HERE void norm_backward(const tu_launch_rows 
 }
 
 /* The gradients of weight and bias, in two steps. Rows are added in parts of TU_NORM_PART, each from 0 on: a thread has
- * a part of one column. */
-template <class Type, class Lying> HERE void norm_parts(const tu_launch_rows &args) {
+ * a part of WIDTH columns. */
+template <class Type, class Lying, int WIDTH> HERE void norm_parts_of(const tu_launch_rows &args) {
+    enum {
+        AHEAD = 8 /* rows that are on their way before the first is needed */
+    };
+    struct alignas(sizeof(Lying) * WIDTH) pack {
+        Lying at[WIDTH];
+    };
     const Type *means = (const Type *)(uintptr_t)args.mean, *scales = (const Type *)(uintptr_t)args.scale;
-    int64_t parts = (args.count + TU_NORM_PART - 1) / TU_NORM_PART;
+    int64_t parts = (args.count + TU_NORM_PART - 1) / TU_NORM_PART, columns = args.size / WIDTH;
     Type *of_weight = (Type *)(uintptr_t)args.parts, *of_bias = of_weight + parts * args.size;
-    EACH_ELEMENT(at, parts * args.size) {
-        int64_t i = at % args.size, begin = at / args.size * TU_NORM_PART;
-        Type grad[TU_NORM_PART], scaled[TU_NORM_PART], weight = 0, bias = 0;
+    EACH_ELEMENT(at, parts * columns) {
+        int64_t part = at / columns, i = (at - part * columns) * WIDTH, begin = part * TU_NORM_PART;
+        Type weight[WIDTH], bias[WIDTH];
         UNROLL
-        for (int k = 0; k < TU_NORM_PART; k++) { /* all are on their way before the first is needed */
-            int64_t row = begin + k;
-            grad[k] = row < args.count ? Lying::widen(LYING_OF(other)[i]) : (Type)0;
-            scaled[k] = row < args.count ? (Lying::widen(LYING_OF(x)[i]) - means[row]) * scales[row] : (Type)0;
+        for (int k = 0; k < WIDTH; k++)
+            weight[k] = bias[k] = 0;
+        for (int64_t first = begin; first < begin + TU_NORM_PART && first < args.count; first += AHEAD) {
+            pack grad[AHEAD], x[AHEAD];
+            Type mean[AHEAD], scale[AHEAD];
+            UNROLL
+            for (int k = 0; k < AHEAD; k++) {
+                int64_t row = first + k;
+                if (row < args.count) {
+                    grad[k] = *(const pack *)(LYING_OF(other) + i);
+                    x[k] = *(const pack *)(LYING_OF(x) + i);
+                    mean[k] = means[row];
+                    scale[k] = scales[row];
+                }
+            }
+            UNROLL
+            for (int k = 0; k < AHEAD; k++) {
+                if (first + k < args.count) {
+                    UNROLL
+                    for (int lane = 0; lane < WIDTH; lane++) {
+                        Type given = Lying::widen(grad[k].at[lane]);
+                        Type scaled = (Lying::widen(x[k].at[lane]) - mean[k]) * scale[k];
+                        weight[lane] = math<Type>::fma(given, scaled, weight[lane]);
+                        bias[lane] += given;
+                    }
+                }
+            }
         }
         UNROLL
-        for (int k = 0; k < TU_NORM_PART; k++)
-            if (begin + k < args.count) {
-                weight = math<Type>::fma(grad[k], scaled[k], weight);
-                bias += grad[k];
-            }
-        of_weight[at] = weight;
-        of_bias[at] = bias;
+        for (int k = 0; k < WIDTH; k++) {
+            of_weight[part * args.size + i + k] = weight[k];
+            of_bias[part * args.size + i + k] = bias[k];
+        }
     }
+}
+template <class Type, class Lying> HERE void norm_parts(const tu_launch_rows &args) {
+    const int width = 8 / sizeof(Lying);
+    if (((args.x | args.other) & 7) == 0 && args.size % width == 0)
+        norm_parts_of<Type, Lying, width>(args);
+    else
+        norm_parts_of<Type, Lying, 1>(args);
 }
 
 /* The parts of each column in order, weights first, then biases. A block has 32 columns: all its threads bring parts of

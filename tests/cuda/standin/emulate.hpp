@@ -57,5 +57,6 @@ void run_fibers(body *run, unsigned blocks, unsigned threads, const void *args);
 #define ADD_TO(word, value) ((*(word) += (value)) - (value))
 #define UNROLL
 #define UNROLL_BY_4
+#define UNROLL_BY_16
 
 #endif
