@@ -344,6 +344,7 @@ static tutti_status compile_and_run(void *argument) {
 }
 
 TEST(an_allocation_that_fails_ends_a_call_and_leaves_nothing) {
+    CHECK(tt_default_device_set(test_device()));
     tt_module *module = tt_linear_module(4, 3, true, TUTTI_F32);
     CHECK_OK(compile_and_run(module));
     tt_module_zero_grad(module);

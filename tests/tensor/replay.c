@@ -235,6 +235,8 @@ typedef struct driver {
     int (*end)(void *stream, void **graph);
     int (*instantiate)(void **runnable, void *graph, unsigned long long flags);
     int (*launch)(void *runnable, void *stream);
+    int (*end_runnable)(void *runnable);
+    int (*end_graph)(void *graph);
 } driver;
 
 static void *function_of(void *library, const char *name) {
@@ -253,7 +255,9 @@ static driver driver_of(void) {
                      (int (*)(void *, void **))(uintptr_t)function_of(library, "cuStreamEndCapture"),
                      (int (*)(void **, void *, unsigned long long))(uintptr_t)function_of(
                          library, "cuGraphInstantiateWithFlags"),
-                     (int (*)(void *, void *))(uintptr_t)function_of(library, "cuGraphLaunch") };
+                     (int (*)(void *, void *))(uintptr_t)function_of(library, "cuGraphLaunch"),
+                     (int (*)(void *))(uintptr_t)function_of(library, "cuGraphExecDestroy"),
+                     (int (*)(void *))(uintptr_t)function_of(library, "cuGraphDestroy") };
     int (*retain)(void **, int) = (int (*)(void **, int))(uintptr_t)function_of(library, "cuDevicePrimaryCtxRetain");
     int (*push)(void *) = (int (*)(void *))(uintptr_t)function_of(library, "cuCtxPushCurrent");
     CHECK(retain(&context, 0) == 0 && push(context) == 0);
@@ -289,6 +293,7 @@ TEST(a_capture_that_others_began_has_memory_of_its_own) {
         CHECK(all_are(others[i], 100 + i));
     tt_release(y);
     tt_release(large);
+    CHECK(driver.end_runnable(runnable) == 0 && driver.end_graph(graph) == 0);
     CHECK_OK(tt_scope_close(&scope));
     tt_stream_release(test_device(), stream);
 }

@@ -7,16 +7,17 @@
 
 TU_LANE void int8_tile(int rows, int64_t width, int64_t pairs, const int32_t *left, const int32_t *panel, int32_t *out,
                        int64_t out_stride) {
-    vec_i32 sum[4][2], zero = tu_bits_f32(tu_splat_f32(0));
-    TU_UNROLL for (int row = 0; row < rows; row++) sum[row][0] = sum[row][1] = zero;
+    vec_i32 zero = tu_bits_f32(tu_splat_f32(0));
+    vec_u32 sum[4][2]; /* which wrap */
+    TU_UNROLL for (int row = 0; row < rows; row++) sum[row][0] = sum[row][1] = (vec_u32)zero;
     for (int64_t inner = 0; inner < pairs; inner++) {
         vec_i32 low, high;
         memcpy(&low, panel + inner * PANEL, sizeof low);
         memcpy(&high, panel + inner * PANEL + TU_LANES_F32, sizeof high);
         TU_UNROLL for (int row = 0; row < rows; row++) {
             vec_i32 factor = zero + left[row * pairs + inner];
-            sum[row][0] += tu_dot_halves(factor, low);
-            sum[row][1] += tu_dot_halves(factor, high);
+            sum[row][0] += (vec_u32)tu_dot_halves(factor, low);
+            sum[row][1] += (vec_u32)tu_dot_halves(factor, high);
         }
     }
     TU_UNROLL for (int row = 0; row < rows; row++)
