@@ -6,8 +6,9 @@
  * it is spare when those events are over.
  *
  * Small requests share segments; a piece that is larger than asked for is cut, and spare neighbours of one stream grow
- * together again. Spare pieces lie in lists by size, four per power of two. Where the driver or the limit has no more,
- * segments that are spare as a whole go back first.
+ * together again. Spare pieces lie in lists by size, four per power of two; of small ones of the default stream the one
+ * that was released last waits aside, since the next request is often for the same. Where the driver or the limit has
+ * no more, segments that are spare as a whole go back first.
  *
  * What is allocated while a stream is captured comes from segments of the graph's own, whoever began the capture: its
  * kernels use that memory whenever the graph runs, so that nobody else may have it.
@@ -76,6 +77,34 @@ static void make_spare(tu_gpu *gpu, tu_gpu_piece *piece) {
         absorb(piece);
     }
     push(&gpu->spare[class_of(piece->bytes)], piece);
+}
+
+/* Whether the piece stays aside, as a whole, for the next request of its size. */
+static bool keep_recent(tu_gpu *gpu, tu_gpu_piece *piece) {
+    int at = class_of(piece->bytes);
+    if (at >= TU_RECENT_CLASSES || gpu->recent[at] != NULL || piece->stream != NULL || piece->segment->graph != NULL)
+        return false;
+    gpu->recent[at] = piece;
+    return true;
+}
+
+static tu_gpu_piece *take_recent(tu_gpu *gpu, size_t bytes) {
+    int at = class_of(bytes);
+    tu_gpu_piece *piece = at < TU_RECENT_CLASSES ? gpu->recent[at] : NULL;
+    if (piece == NULL || piece->bytes != bytes)
+        return NULL;
+    gpu->recent[at] = NULL;
+    return piece;
+}
+
+/* What waits aside is spare like everything else. */
+static void settle_recent(tu_gpu *gpu) {
+    for (int i = 0; i < TU_RECENT_CLASSES; i++) {
+        tu_gpu_piece *piece = gpu->recent[i];
+        gpu->recent[i] = NULL;
+        if (piece != NULL)
+            make_spare(gpu, piece);
+    }
 }
 
 /* Cuts what is not needed off. Without memory for that the piece stays whole. */
@@ -263,12 +292,12 @@ static void give_out(tu_gpu *gpu, tu_gpu_piece *piece, size_t bytes, tu_device_b
 
 /* A spare piece for the default stream, which cannot be captured: nothing has to be asked of the driver for that. */
 static bool allocate_quickly(tu_gpu *gpu, size_t bytes, tu_device_block *block) {
-    tu_gpu_piece *piece = NULL;
     pthread_mutex_lock(&gpu->lock);
-    if (gpu->waiting == NULL && (piece = find_spare(gpu, NULL, NULL, bytes)) != NULL) {
+    tu_gpu_piece *piece = take_recent(gpu, bytes);
+    if (piece == NULL && gpu->waiting == NULL && (piece = find_spare(gpu, NULL, NULL, bytes)) != NULL)
         pull(piece);
+    if (piece != NULL)
         give_out(gpu, piece, bytes, block);
-    }
     pthread_mutex_unlock(&gpu->lock);
     return piece != NULL;
 }
@@ -294,6 +323,7 @@ tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes,
     /* While any stream of the process is captured, the driver lets this thread ask events and take memory only so. */
     int mode = tu_gpu_relax(gpus, TU_GPU_RELAXED);
     pthread_mutex_lock(&gpu->lock);
+    settle_recent(gpu);
     if (gpu->waiting != NULL && graph == NULL)
         collect_waiting(gpus, gpu, false);
     tu_gpu_piece *piece = find_spare(gpu, stream, graph, rounded);
@@ -330,7 +360,8 @@ static bool release_quickly(tu_gpu *gpu, tu_gpu_piece *piece) {
     bool alone = piece->uses == NULL;
     if (alone) {
         gpu->usage.allocated -= piece->bytes;
-        make_spare(gpu, piece);
+        if (!keep_recent(gpu, piece))
+            make_spare(gpu, piece);
     }
     pthread_mutex_unlock(&gpu->lock);
     return alone;
@@ -385,6 +416,7 @@ void tu_gpu_trim(void *state, int index) {
     if (tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
         return;
     pthread_mutex_lock(&gpu->lock);
+    settle_recent(gpu);
     collect_waiting(gpus, gpu, false);
     give_back(gpus, gpu);
     pthread_mutex_unlock(&gpu->lock);

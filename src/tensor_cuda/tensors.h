@@ -15,6 +15,7 @@
 #define TU_TENSOR_GPUS 64
 #define TU_TENSOR_IMAGES 11
 #define TU_SIZE_CLASSES 160
+#define TU_RECENT_CLASSES 32
 #define TU_TOGETHER_KERNELS 12
 
 typedef struct tu_gpu_segment tu_gpu_segment;
@@ -86,6 +87,7 @@ typedef struct tu_gpu {
 
     pthread_mutex_t lock; /* of everything below */
     tu_gpu_piece *spare[TU_SIZE_CLASSES];
+    tu_gpu_piece *recent[TU_RECENT_CLASSES]; /* of each small class one that was just released, as a whole */
     tu_gpu_piece *waiting;
     tu_gpu_segment *segments;
     tu_device_usage usage;
