@@ -18,8 +18,11 @@
 #define MESSAGE 7                /* the number of the active message */
 #define SEGMENT "256k"           /* of UCX's TCP transport: a message with its header fits */
 #define MOST ((size_t)192 << 10) /* data of one message */
-/* Of a header and data that go as one piece: the kernel takes one buffer more quickly than a list of four. */
-#define PACKED ((size_t)1024)
+/* Header and data of up to so many bytes go as one piece that UCX copies together and hands to the kernel by send():
+ * that is quicker than a list by sendmsg(). UCX takes lists of its own for everything contiguous, so it is given the
+ * two as a list, with this as the length from which on it would not copy that. */
+#define PACKED ((size_t)8 << 10)
+#define PACKED_TEXT "8k"
 #define DISCONNECT_TIME 1000000000 /* nanoseconds, at most, for UCX to end the sends of a connection that is cut */
 
 typedef struct network network;
@@ -37,7 +40,8 @@ typedef struct sending {
     int peer;
     void *token;                  /* NULL: told as not good already */
     struct sending *next, **link; /* in the list of those under way, or of spare ones */
-    unsigned char header[PACKED];
+    ucp_dt_iov_t pieces[2];       /* header and data, where they are packed */
+    unsigned char header[TU_NETWORK_HEADER_BYTES];
 } sending;
 
 struct network {
@@ -165,6 +169,7 @@ static tutti_status configure(network *network, const char *address, ucp_config_
     modify(network, *config, "RNDV_THRESH", "inf");
     modify(network, *config, "TX_SEG_SIZE", SEGMENT);
     modify(network, *config, "RX_SEG_SIZE", SEGMENT);
+    modify(network, *config, "ZCOPY_THRESH", PACKED_TEXT);
     modify(network, *config, "KEEPALIVE_INTERVAL", "2s");
     /* One event of the sockets at a time. Of several at once, the first may close the connection of the second, and UCX
      * 1.13 ends the process by an assertion when it comes to that. */
@@ -376,22 +381,24 @@ static tutti_status network_send(void *argument, int peer, const void *header, s
     one->peer = peer;
     one->token = token;
     memcpy(one->header, header, header_bytes);
-    const void *from = data;
-    if (header_bytes + bytes <= sizeof one->header) {
-        if (bytes > 0)
-            memcpy(one->header + header_bytes, data, bytes);
-        from = one->header;
-        bytes += header_bytes;
-        header_bytes = 0;
-    }
     ucp_request_param_t parameters = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_AM_SEND_FLAG_EAGER,
         .cb.send = sent,
         .user_data = one,
     };
-    void *request =
-        network->ucx->ucp_am_send_nbx(endpoint->handle, MESSAGE, one->header, header_bytes, from, bytes, &parameters);
+    void *request;
+    if (header_bytes + bytes < PACKED) {
+        one->pieces[0] = (ucp_dt_iov_t){ .buffer = one->header, .length = header_bytes };
+        one->pieces[1] = (ucp_dt_iov_t){ .buffer = (void *)(uintptr_t)data, .length = bytes };
+        parameters.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
+        parameters.datatype = UCP_DATATYPE_IOV;
+        request = network->ucx->ucp_am_send_nbx(endpoint->handle, MESSAGE, NULL, 0, one->pieces, bytes > 0 ? 2 : 1,
+                                                &parameters);
+    } else {
+        request = network->ucx->ucp_am_send_nbx(endpoint->handle, MESSAGE, one->header, header_bytes, data, bytes,
+                                                &parameters);
+    }
     *finished = !UCS_PTR_IS_PTR(request);
     if (UCS_PTR_IS_PTR(request)) {
         insert(network, one);
