@@ -130,17 +130,20 @@ static bool still_missing(void *argument, int member) {
 }
 
 static void free_messages(tu_round *round) {
-    free(round->receipts);
-    free(round->dispatches);
+    if (round->receipts != round->few_receipts)
+        free(round->receipts);
+    if (round->dispatches != round->few_dispatches)
+        free(round->dispatches);
     round->receipts = NULL;
     round->dispatches = NULL;
 }
 
 tutti_status tu_round_begin(tu_round *round, tu_hosts *hosts, tu_task *task, int room) {
-    size_t count = room > 0 ? (size_t)room : 1;
+    size_t count = (size_t)room;
     *round = (tu_round){ .hosts = hosts, .task = task, .room = room };
-    round->receipts = calloc(count, sizeof *round->receipts);
-    round->dispatches = calloc(count, sizeof *round->dispatches);
+    bool few = room <= TU_ROUND_FEW;
+    round->receipts = few ? round->few_receipts : calloc(count, sizeof *round->receipts);
+    round->dispatches = few ? round->few_dispatches : calloc(count, sizeof *round->dispatches);
     if (round->receipts == NULL || round->dispatches == NULL) {
         free_messages(round);
         return tu_error_memory("messages between hosts", count * (sizeof(tu_receipt) + sizeof(tu_dispatch)));
@@ -214,12 +217,12 @@ static bool serves(const tutti_group *group, const tu_task *task) {
            (kind == TU_KIND_BARRIER || kind == TU_KIND_REDUCTION || kind == TU_KIND_MOVE || kind == TU_KIND_MESSAGE);
 }
 
-static void say(tu_hosts *hosts, tu_task *task) {
+static void enter_saying(tu_hosts *hosts, tu_task *task) {
     tu_said said;
     tu_network_said sent = { .signature = tu_signature(task) };
     tu_say(&said, &task->info, task->detail);
     memcpy(sent.bytes, &said, offsetof(tu_said, algorithm) + 1);
-    tu_network_say(hosts->network, task->info.sequence, &sent);
+    tu_network_enter_saying(hosts->network, task->info.sequence, &sent);
 }
 
 /* What ended the part on this host is told with the ranks of the whole. The others there may wait for this rank in a
@@ -250,8 +253,7 @@ static tutti_status run(tu_task *task) {
     if (task->row->kind == TU_KIND_REDUCTION && task->any_order)
         task->info.algorithm = (uint8_t)tu_hosts_choose(hosts, task); /* said with the call: all must ask alike */
     tu_task_record(task);
-    tu_network_enter(hosts->network);
-    say(hosts, task);
+    enter_saying(hosts, task);
     tutti_status status = task->row->kind == TU_KIND_BARRIER     ? tu_hosts_barrier(hosts, task)
                           : task->row->kind == TU_KIND_REDUCTION ? tu_hosts_reduce(hosts, task)
                                                                  : tu_hosts_move(hosts, task);

@@ -28,7 +28,8 @@ typedef struct tu_hosts {
     size_t scratch_bytes;
 } tu_hosts;
 
-/* Messages of one step of an operation, and the wait for them. */
+/* Messages of one step of an operation, and the wait for them. Stays where it is between tu_round_begin and _end. */
+#define TU_ROUND_FEW 2 /* of each kind: in the round itself */
 typedef struct tu_round {
     tu_hosts *hosts;
     tu_task *task;
@@ -36,6 +37,8 @@ typedef struct tu_round {
     tu_receipt *receipts;
     tu_dispatch *dispatches;
     int receipt_count, dispatch_count, room;
+    tu_receipt few_receipts[TU_ROUND_FEW];
+    tu_dispatch few_dispatches[TU_ROUND_FEW];
 } tu_round;
 
 /* Room for so many messages each way, until tu_round_end. */

@@ -113,17 +113,14 @@ void tu_network_wake(const tu_network *network) {
 void tu_network_fragment(tu_network *network, tu_dispatch *dispatch, const tu_network_header *header, const void *data,
                          size_t bytes) {
     bool finished = true;
-    tutti_error_copy before;
-    tu_error_save(&before); /* who waits is told by the state of the peer */
-    tutti_status status =
+    const char *why =
         network->part->send(network->state, dispatch->peer, header, sizeof *header, data, bytes, dispatch, &finished);
-    if (status != TUTTI_OK)
-        tu_network_lost(network, dispatch->peer, tutti_error_message());
-    tu_error_restore(&before);
-    if (status != TUTTI_OK)
+    if (why != NULL) { /* who waits is told by the state of the peer */
+        tu_network_lost(network, dispatch->peer, why);
         dispatch->failed = true;
-    else if (!finished)
+    } else if (!finished) {
         dispatch->under_way++;
+    }
     if (header->kind < TU_NETWORK_KINDS) {
         network->sent[header->kind].messages++;
         network->sent[header->kind].bytes += bytes;
@@ -749,10 +746,7 @@ static tutti_status connect_to(tu_network *network, int rank) {
 
 tutti_status tu_network_try_connect(tu_network *network, int rank) {
     tu_network_peer *peer = &network->peers[rank];
-    pthread_mutex_lock(&network->lock);
-    bool connected = peer->connected;
-    pthread_mutex_unlock(&network->lock);
-    if (connected || pthread_mutex_trylock(&network->looking) != 0)
+    if (atomic_load_explicit(&peer->connected, memory_order_relaxed) || pthread_mutex_trylock(&network->looking) != 0)
         return TUTTI_OK;
     tutti_status status = look_once(network, rank);
     if (status == TUTTI_OK && peer->known && !peer->connected)
@@ -769,10 +763,7 @@ tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait,
     tu_network *network = side->network;
     int rank = side->group->ranks[member];
     tu_network_peer *peer = &network->peers[rank];
-    pthread_mutex_lock(&network->lock);
-    bool connected = peer->connected;
-    pthread_mutex_unlock(&network->lock);
-    if (connected)
+    if (atomic_load_explicit(&peer->connected, memory_order_relaxed)) /* whoever sends takes the lock */
         return TUTTI_OK;
     if (!tu_mutex_lock_until(&network->looking, wait->wait.deadline))
         return TUTTI_ERROR_TIMEOUT;

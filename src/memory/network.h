@@ -70,8 +70,8 @@ tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait,
 void tu_network_enter(tu_network_group *side);
 void tu_network_leave(tu_network_group *side);
 
-/* What this rank calls from now on: under this number. */
-void tu_network_say(tu_network_group *side, uint64_t sequence, const tu_network_said *said);
+/* The same for a collective, and what this rank calls from now on: under this number. */
+void tu_network_enter_saying(tu_network_group *side, uint64_t sequence, const tu_network_said *said);
 
 void tu_network_post(tu_network_group *side, tu_receipt *receipt, int member, uint32_t step, void *to, size_t bytes);
 void tu_network_send(tu_network_group *side, tu_dispatch *dispatch, int member, uint32_t step, const void *data,

@@ -173,9 +173,11 @@ void tu_network_poll(tu_network_group *side) {
     pthread_mutex_unlock(&side->network->lock);
 }
 
-void tu_network_say(tu_network_group *side, uint64_t sequence, const tu_network_said *said) {
+void tu_network_enter_saying(tu_network_group *side, uint64_t sequence, const tu_network_said *said) {
     tu_network *network = side->network;
     pthread_mutex_lock(&network->lock);
+    network->callers++;
+    network->entries++;
     side->sequence = sequence;
     side->said = *said;
     side->history[sequence % TU_NETWORK_HISTORY].sequence = sequence;

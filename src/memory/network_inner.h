@@ -53,9 +53,10 @@ typedef struct tu_network_kept {
 #define TU_NETWORK_CLOSED 1024
 
 typedef struct tu_network_peer {
-    bool known, connected, lost, gone;
-    bool heard;  /* something came from it, so it is connected to this rank */
-    bool parted; /* it has read everything that this rank sent before it closes its world */
+    bool known, lost, gone;
+    _Atomic bool connected; /* set once, with the lock held; calls look without it */
+    bool heard;             /* something came from it, so it is connected to this rank */
+    bool parted;            /* it has read everything that this rank sent before it closes its world */
     int64_t lost_at;
     uint64_t door;
     size_t address_bytes;

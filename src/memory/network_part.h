@@ -39,9 +39,10 @@ typedef struct tu_network_part {
     /* Ends the connection at once: what was sent and has not left is lost. Its sends are told as not good before this
      * returns, which takes no longer than a second. */
     void (*disconnect)(void *network, int peer);
-    /* The header is copied; data is read until the send is over: *finished, or told by `sent`. */
-    tutti_status (*send)(void *network, int peer, const void *header, size_t header_bytes, const void *data,
-                         size_t bytes, void *token, bool *finished);
+    /* The header is copied; data is read until the send is over: *finished, or told by `sent`. Returns why it cannot be
+     * sent, in words that last; NULL: it is under way. The thread's last error is left alone. */
+    const char *(*send)(void *network, int peer, const void *header, size_t header_bytes, const void *data,
+                        size_t bytes, void *token, bool *finished);
     bool (*progress)(void *network); /* whether something happened */
     bool (*arm)(void *network);      /* true: nothing is left to progress, and the descriptor tells what comes next */
     void (*give_back)(void *network, void *parcel);

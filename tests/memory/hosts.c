@@ -185,8 +185,8 @@ static const tu_network_part *real_part;
 static int late_peer;
 static late *late_first, **late_end = &late_first;
 
-static tutti_status send_late(void *network, int peer, const void *header, size_t header_bytes, const void *data,
-                              size_t bytes, void *token, bool *finished) {
+static const char *send_late(void *network, int peer, const void *header, size_t header_bytes, const void *data,
+                             size_t bytes, void *token, bool *finished) {
     if (peer != late_peer)
         return real_part->send(network, peer, header, header_bytes, data, bytes, token, finished);
     late *one = malloc(sizeof *one + bytes);
@@ -197,7 +197,7 @@ static tutti_status send_late(void *network, int peer, const void *header, size_
     *late_end = one;
     late_end = &one->next;
     *finished = true;
-    return TUTTI_OK;
+    return NULL;
 }
 
 static bool progress_late(void *network) {
@@ -209,9 +209,9 @@ static bool progress_late(void *network) {
         tu_dispatch *dispatch = malloc(sizeof *dispatch + one->bytes); /* the network frees it when it has left */
         *dispatch = (tu_dispatch){ .peer = late_peer, .bytes = one->bytes };
         memcpy(dispatch + 1, one->data, one->bytes);
-        tutti_status status = real_part->send(network, late_peer, one->header, one->header_bytes, dispatch + 1,
-                                              one->bytes, dispatch, &finished);
-        if (finished || status != TUTTI_OK)
+        const char *why = real_part->send(network, late_peer, one->header, one->header_bytes, dispatch + 1, one->bytes,
+                                          dispatch, &finished);
+        if (finished || why != NULL)
             free(dispatch);
         free(one);
     }

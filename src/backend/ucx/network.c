@@ -366,17 +366,18 @@ static void close_broken(network *network) {
 
 /* ---- messages ---- */
 
-static tutti_status network_send(void *argument, int peer, const void *header, size_t header_bytes, const void *data,
-                                 size_t bytes, void *token, bool *finished) {
+static const char *network_send(void *argument, int peer, const void *header, size_t header_bytes, const void *data,
+                                size_t bytes, void *token, bool *finished) {
     network *network = argument;
     endpoint *endpoint = network->endpoints[peer];
+    *finished = true;
     if (endpoint == NULL || endpoint->handle == NULL)
-        return network->host->error(TUTTI_ERROR_NETWORK, "the connection to rank %d is broken", peer);
+        return "it was closed after an error";
     sending *one = network->spare;
     if (one != NULL)
         network->spare = one->next;
     else if ((one = malloc(sizeof *one)) == NULL)
-        return network->host->error(TUTTI_ERROR_MEMORY, "out of memory for a message to rank %d", peer);
+        return "there was no memory for a message to it";
     one->network = network;
     one->peer = peer;
     one->token = token;
@@ -400,15 +401,11 @@ static tutti_status network_send(void *argument, int peer, const void *header, s
                                                 &parameters);
     }
     *finished = !UCS_PTR_IS_PTR(request);
-    if (UCS_PTR_IS_PTR(request)) {
+    if (*finished)
+        spare(one);
+    else
         insert(network, one);
-        return TUTTI_OK;
-    }
-    spare(one);
-    return UCS_PTR_IS_ERR(request)
-               ? network->host->error(TUTTI_ERROR_NETWORK, "a message to rank %d cannot be sent: %s", peer,
-                                      network->ucx->ucs_status_string(UCS_PTR_STATUS(request)))
-               : TUTTI_OK;
+    return UCS_PTR_IS_ERR(request) ? network->ucx->ucs_status_string(UCS_PTR_STATUS(request)) : NULL;
 }
 
 static bool network_progress(void *argument) {
