@@ -15,6 +15,8 @@
 tutti_status simulated_round_begin(tu_round *round, tu_hosts *hosts, tu_task *task, int room);
 tutti_status simulated_round_end(tu_round *round, tutti_status status);
 tutti_status simulated_round_receive(tu_round *round, int member, uint32_t step, void *to, size_t bytes);
+tutti_status simulated_round_absorb(tu_round *round, int member, uint32_t step, tu_absorb *absorb, void *argument,
+                                    size_t bytes);
 tutti_status simulated_round_send(tu_round *round, int member, uint32_t step, const void *from, size_t bytes);
 tutti_status simulated_round_wait_for(tu_round *round, bool (*ready)(void *argument), void *argument);
 tutti_status simulated_round_wait(tu_round *round);
@@ -25,6 +27,8 @@ tutti_status simulated_hosts_gather(tu_hosts *hosts, tu_task *task, const void *
 tutti_status simulated_hosts_barrier(tu_hosts *hosts, tu_task *task);
 tutti_status simulated_hosts_move(tu_hosts *hosts, tu_task *task);
 tutti_status simulated_hosts_reduce(tu_hosts *hosts, tu_task *task);
+bool simulated_hosts_direct(const tu_hosts *hosts);
+tutti_status simulated_hosts_reduce_direct(tu_hosts *hosts, tu_task *task);
 tutti_algorithm simulated_hosts_choose(const tu_hosts *hosts, const tu_task *task);
 
 /* A collective of the members on one host: they meet, and each copies so many bytes. */
@@ -36,6 +40,7 @@ void *simulated_touch(void *to, size_t bytes);
 #define tu_round_begin simulated_round_begin
 #define tu_round_end simulated_round_end
 #define tu_round_receive simulated_round_receive
+#define tu_round_absorb simulated_round_absorb
 #define tu_round_send simulated_round_send
 #define tu_round_wait_for simulated_round_wait_for
 #define tu_round_wait simulated_round_wait
@@ -45,6 +50,8 @@ void *simulated_touch(void *to, size_t bytes);
 #define tu_hosts_barrier simulated_hosts_barrier
 #define tu_hosts_move simulated_hosts_move
 #define tu_hosts_reduce simulated_hosts_reduce
+#define tu_hosts_direct simulated_hosts_direct
+#define tu_hosts_reduce_direct simulated_hosts_reduce_direct
 #define tu_hosts_choose simulated_hosts_choose
 #define tutti_barrier(here, call) ((void)(call), simulated_here(here, 0))
 #define tutti_broadcast(here, in, out, count, dtype, root, call) \

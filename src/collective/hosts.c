@@ -180,11 +180,23 @@ static tutti_status reach(tu_round *round, int member) {
     return in_words(round, tu_network_reach(round->hosts->network, &round->wait, member));
 }
 
-tutti_status tu_round_receive(tu_round *round, int member, uint32_t step, void *to, size_t bytes) {
-    tutti_status status = reach(round, member);
-    if (status == TUTTI_OK)
-        tu_network_post(round->hosts->network, &round->receipts[round->receipt_count++], member, step, to, bytes);
+static tutti_status expect(tu_round *round, tu_receipt made) {
+    tutti_status status = reach(round, made.member);
+    if (status == TUTTI_OK) {
+        round->receipts[round->receipt_count] = made;
+        tu_network_post(round->hosts->network, &round->receipts[round->receipt_count++]);
+    }
     return status;
+}
+
+tutti_status tu_round_receive(tu_round *round, int member, uint32_t step, void *to, size_t bytes) {
+    return expect(round, (tu_receipt){ .member = member, .step = step, .to = to, .bytes = bytes });
+}
+
+tutti_status tu_round_absorb(tu_round *round, int member, uint32_t step, tu_absorb *absorb, void *argument,
+                             size_t bytes) {
+    return expect(
+        round, (tu_receipt){ .member = member, .step = step, .absorb = absorb, .argument = argument, .bytes = bytes });
 }
 
 tutti_status tu_round_send(tu_round *round, int member, uint32_t step, const void *from, size_t bytes) {

@@ -9,6 +9,8 @@
 #include "collective/collective.h"
 #include "memory/network.h"
 
+#define TU_HOSTS_MESSAGE ((size_t)512 << 10) /* bytes that go at once: what plug-in tutti-ucx takes as one message */
+
 /* The members on one host. */
 typedef struct tu_host {
     int count;
@@ -46,6 +48,9 @@ tutti_status tu_round_begin(tu_round *round, tu_hosts *hosts, tu_task *task, int
 /* What came of the round is passed on. After a failure its messages are forgotten: none of their memory is touched. */
 tutti_status tu_round_end(tu_round *round, tutti_status status);
 tutti_status tu_round_receive(tu_round *round, int member, uint32_t step, void *to, size_t bytes);
+/* The same, but what comes is given to `absorb`, in pieces, and goes nowhere else. */
+tutti_status tu_round_absorb(tu_round *round, int member, uint32_t step, tu_absorb *absorb, void *argument,
+                             size_t bytes);
 tutti_status tu_round_send(tu_round *round, int member, uint32_t step, const void *from, size_t bytes);
 /* Until ready(argument), or until all messages have come and gone. */
 tutti_status tu_round_wait_for(tu_round *round, bool (*ready)(void *argument), void *argument);
@@ -92,6 +97,11 @@ tutti_status tu_hosts_gather(tu_hosts *hosts, tu_task *task, const void *own, un
 tutti_status tu_hosts_barrier(tu_hosts *hosts, tu_task *task);
 tutti_status tu_hosts_move(tu_hosts *hosts, tu_task *task);
 tutti_status tu_hosts_reduce(tu_hosts *hosts, tu_task *task);
+/* Whether long reductions of this group go by hosts_direct.c: every rank is on a host of its own, and they are not too
+ * many for each to be connected with all. */
+#define TU_HOSTS_DIRECT_MOST 64
+bool tu_hosts_direct(const tu_hosts *hosts);
+tutti_status tu_hosts_reduce_direct(tu_hosts *hosts, tu_task *task);
 /* How a reduction runs that may add in any order. */
 tutti_algorithm tu_hosts_choose(const tu_hosts *hosts, const tu_task *task);
 

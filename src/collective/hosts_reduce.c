@@ -30,6 +30,8 @@
 #define TREE_MESSAGES 34                     /* of a rank, each way, at most */
 #define TREE_BYTES (SLOTS * CHUNK_BYTES / 2) /* of a column's accumulators: two of them lie in the slots */
 
+#define DIRECT_BYTES ((size_t)4 << 10) /* of what each of single ranks adds up; with less a tree has fewer messages */
+
 /* ---- gathered ---- */
 
 /* Reduces `count` elements from `first` of the vector on, by having all inputs. */
@@ -482,6 +484,8 @@ tutti_algorithm tu_hosts_choose(const tu_hosts *hosts, const tu_task *task) {
     size_t total = total_of(hosts, task), wide = tutti_dtype_size(tu_accumulator((tutti_dtype)task->info.dtype));
     if (total * task->element * (size_t)hosts->group->size <= TINY_TOTAL)
         return TUTTI_ALGORITHM_ONE_SHOT;
+    if (tu_hosts_direct(hosts) && total * task->element >= DIRECT_BYTES * (size_t)hosts->host_count)
+        return TUTTI_ALGORITHM_TWO_SHOT;
     size_t column = column_of(hosts, total, task->element, 0).count; /* the longest */
     return column * wide <= TREE_BYTES ? TUTTI_ALGORITHM_TREE : TUTTI_ALGORITHM_PIPELINED;
 }
@@ -493,14 +497,26 @@ static bool is_gathered(const tu_hosts *hosts, const tu_task *task, size_t bytes
     return !hosts->contiguous || (bytes <= SHORT_BYTES && bytes * (size_t)hosts->group->size <= SHORT_TOTAL);
 }
 
+/* Two ranks swap short inputs too. */
+static bool is_direct(const tu_hosts *hosts, const tu_task *task, size_t bytes) {
+    if (task->any_order)
+        return task->info.algorithm == TUTTI_ALGORITHM_TWO_SHOT;
+    return tu_hosts_direct(hosts) &&
+           ((hosts->group->size == 2 && !tu_scatters(task->row)) || !is_gathered(hosts, task, bytes));
+}
+
 tutti_status tu_hosts_reduce(tu_hosts *hosts, tu_task *task) {
     size_t total = total_of(hosts, task), bytes = total * task->element;
-    bool gathered = is_gathered(hosts, task, bytes);
-    tu_slice slice = wanted(hosts, task, total);
+    bool direct = is_direct(hosts, task, bytes), gathered = !direct && is_gathered(hosts, task, bytes);
     tutti_status status = TUTTI_OK;
-    if (gathered && task->info.reduction == TUTTI_PREMUL_SUM) /* the factors of all ranks */
+    if ((gathered || direct) && task->info.reduction == TUTTI_PREMUL_SUM) /* the factors of all ranks */
         status = tu_hosts_gather(hosts, task, &task->factor, (unsigned char *)task->state->factors,
                                  &(tu_shares){ .each = sizeof(double) }, UINT32_MAX - (uint32_t)hosts->group->size);
+    if (direct && status == TUTTI_OK)
+        status = tu_hosts_reduce_direct(hosts, task);
+    if (direct || status != TUTTI_OK)
+        return status;
+    tu_slice slice = wanted(hosts, task, total);
     size_t block = block_count(hosts, task, gathered);
     unsigned char *results = NULL;
     bool whole = slice.count == total; /* results go where they belong at once */

@@ -32,12 +32,18 @@ typedef struct tu_network_said {
     unsigned char bytes[TU_NETWORK_SAID_BYTES];
 } tu_network_said;
 
+/* Takes bytes of a message from `offset` on, where they come: with the network's lock held, by whichever thread drives
+ * it, each byte once, in any pieces. */
+typedef void tu_absorb(void *argument, size_t offset, const void *data, size_t bytes);
+
 /* A message that is awaited. Of the caller; must stay until it is done or tu_network_abandon has returned. */
 typedef struct tu_receipt {
     struct tu_receipt *next;
     int member;
     uint32_t step;
     unsigned char *to;
+    tu_absorb *absorb; /* NULL: what comes is copied to `to` */
+    void *argument;
     size_t bytes, got;
     bool posted;
     _Atomic bool done; /* set with the network's lock held; messages about a wait look without it */
@@ -73,7 +79,8 @@ void tu_network_leave(tu_network_group *side);
 /* The same for a collective, and what this rank calls from now on: under this number. */
 void tu_network_enter_saying(tu_network_group *side, uint64_t sequence, const tu_network_said *said);
 
-void tu_network_post(tu_network_group *side, tu_receipt *receipt, int member, uint32_t step, void *to, size_t bytes);
+/* The caller has filled in member, step, bytes and where they go; the rest is zero. */
+void tu_network_post(tu_network_group *side, tu_receipt *receipt);
 void tu_network_send(tu_network_group *side, tu_dispatch *dispatch, int member, uint32_t step, const void *data,
                      size_t bytes);
 

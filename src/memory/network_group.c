@@ -25,7 +25,9 @@
 static void take(tu_network_group *side, tu_receipt *receipt, const tu_network_header *header, const void *data,
                  size_t bytes) {
     tu_network_flow *flow = &side->flows[receipt->member];
-    if (bytes > 0)
+    if (bytes > 0 && receipt->absorb != NULL)
+        receipt->absorb(receipt->argument, header->offset, data, bytes);
+    else if (bytes > 0)
         memcpy(receipt->to + header->offset, data, bytes);
     receipt->got += bytes;
     receipt->done = receipt->got == receipt->bytes;
@@ -206,9 +208,9 @@ int tu_network_other(tu_network_group *side, tu_network_other_call *call) {
 
 /* ---- posting and sending ---- */
 
-void tu_network_post(tu_network_group *side, tu_receipt *receipt, int member, uint32_t step, void *to, size_t bytes) {
+void tu_network_post(tu_network_group *side, tu_receipt *receipt) {
     tu_network *network = side->network;
-    *receipt = (tu_receipt){ .member = member, .step = step, .to = to, .bytes = bytes, .posted = true };
+    receipt->posted = true;
     pthread_mutex_lock(&network->lock);
     receipt->next = side->receipts;
     side->receipts = receipt;

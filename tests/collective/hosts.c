@@ -101,8 +101,10 @@ static void reduce_sizes(tutti_world *world) {
         check_all_reduce(group, counts[i], TUTTI_F32, TUTTI_SUM, false);
         check_all_reduce(group, counts[i], TUTTI_F32, TUTTI_SUM, true);
     }
-    if (!test_sanitized())
-        check_all_reduce(group, 2600011, TUTTI_BF16, TUTTI_AVG, false); /* several blocks */
+    if (!test_sanitized()) { /* several blocks */
+        check_all_reduce(group, 2600011, TUTTI_BF16, TUTTI_AVG, false);
+        check_all_reduce(group, 1100003, TUTTI_F32, TUTTI_SUM, true);
+    }
     tutti_ran ran = TUTTI_RAN_INIT;
     CHECK_OK(tutti_group_ran(group, &ran));
     CHECK(strcmp(ran.executor, "hosts") == 0);
@@ -111,6 +113,11 @@ static void reduce_sizes(tutti_world *world) {
 TEST(all_reduce_between_two_hosts_has_the_bits_of_one) {
     on_hosts(one_each, 2, reduce_everything);
     on_hosts(one_each, 2, reduce_sizes);
+}
+
+TEST(all_reduce_between_three_hosts_of_one_rank_has_the_bits_of_one) {
+    on_hosts(one_on_three, 3, reduce_everything);
+    on_hosts(one_on_three, 3, reduce_sizes);
 }
 
 TEST(all_reduce_between_hosts_with_several_ranks_has_the_bits_of_one) {
@@ -218,6 +225,14 @@ static void scatter_sums(tutti_group *group, size_t count) {
     CHECK_OK(tutti_reduce(group, in, out, total, TUTTI_F32, TUTTI_SUM, 1, NULL));
     CHECK(rank != 1 || memcmp(out, expected, total * sizeof *out) == 0);
     size_t counts[MOST_RANKS] = { 0 };
+    unsigned char *own = (unsigned char *)(in + (size_t)rank * count); /* at its own place, then at the start */
+    memcpy(out, in, total * sizeof *out);
+    CHECK_OK(tutti_reduce_scatter(group, in, own, count, TUTTI_F32, TUTTI_SUM, NULL));
+    CHECK(memcmp(own, expected + (size_t)rank * count, count * sizeof *in) == 0);
+    memcpy(in, out, total * sizeof *in);
+    CHECK_OK(tutti_reduce_scatter(group, in, in, count, TUTTI_F32, TUTTI_SUM, NULL));
+    CHECK(memcmp(in, expected + (size_t)rank * count, count * sizeof *in) == 0);
+    memcpy(in, out, total * sizeof *in);
     counts[0] = total - 1;
     counts[size - 1] = 1;
     CHECK_OK(tutti_reduce_scatter_v(group, in, in, counts, TUTTI_F32, TUTTI_SUM, NULL));
@@ -262,8 +277,9 @@ static void move_everything(tutti_world *world) {
     free(large);
 }
 
-TEST(data_moves_between_two_hosts) {
+TEST(data_moves_between_two_and_three_hosts) {
     on_hosts(one_each, 2, move_everything);
+    on_hosts(one_on_three, 3, move_everything);
     on_hosts(two_and_two, 4, move_everything);
 }
 
@@ -323,6 +339,35 @@ static void one_dies(tutti_world *world) {
     CHECK_OK(tutti_error_detail(&info));
     CHECK(info.at_fault_count == 1 && info.at_fault[0] == 1);
     CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_DEAD); /* the group has ended */
+}
+
+/* One ends without a word in the middle of long messages from and to it. */
+static void one_dies_amid(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    enum {
+        COUNT = 1 << 20
+    };
+    float *in = calloc(COUNT, sizeof *in), *out = calloc(COUNT, sizeof *out);
+    tutti_work *work;
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_status status = TUTTI_OK;
+    if (tutti_world_rank(world) == 1) {
+        CHECK_OK(
+            tutti_all_reduce(group, in, out, COUNT, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
+        kill(getpid(), SIGKILL);
+    }
+    while (status == TUTTI_OK)
+        status = tutti_all_reduce(group, in, out, COUNT, TUTTI_F32, TUTTI_SUM, NULL);
+    CHECK_STATUS(status, TUTTI_ERROR_DEAD);
+    CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_DEAD);
+    free(in); /* nobody adds anything up in it any more */
+    free(out);
+}
+
+TEST(a_process_that_dies_amid_long_messages_ends_them_on_every_host) {
+    on_hosts(one_each, 2, one_dies_amid);
+    on_hosts(one_on_three, 3, one_dies_amid);
+    on_hosts(two_and_two, 4, one_dies_amid);
 }
 
 TEST(a_dead_process_ends_the_waits_on_every_host) {

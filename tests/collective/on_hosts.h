@@ -109,6 +109,7 @@ static inline void on_hosts(const int *host_of, int count, rank_body *body) {
 }
 
 static const int one_each[] __attribute__((unused)) = { 0, 1 };
+static const int one_on_three[] __attribute__((unused)) = { 0, 1, 2 };
 static const int two_and_two[] __attribute__((unused)) = { 0, 0, 1, 1 };
 static const int three_two_one[] __attribute__((unused)) = { 0, 0, 0, 1, 1, 2 };
 static const int in_turns[] __attribute__((unused)) = { 0, 1, 0, 1, 2 };

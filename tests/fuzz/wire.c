@@ -174,9 +174,10 @@ static void act(target *of, unsigned what, unsigned detail) {
     case 0:
         if (of->receipt_count == RECEIPTS)
             return;
-        tu_network_post(of->side, &of->receipts[of->receipt_count], member, detail >> 6, of->buffers[of->receipt_count],
-                        length);
-        of->receipt_count++;
+        of->receipts[of->receipt_count] = (tu_receipt){
+            .member = member, .step = detail >> 6, .to = of->buffers[of->receipt_count], .bytes = length
+        };
+        tu_network_post(of->side, &of->receipts[of->receipt_count++]);
         return;
     case 1:
         if (of->dispatch_count < DISPATCHES)

@@ -16,8 +16,8 @@
 #include "ucx.h"
 
 #define MESSAGE 7                /* the number of the active message */
-#define SEGMENT "256k"           /* of UCX's TCP transport: a message with its header fits */
-#define MOST ((size_t)192 << 10) /* data of one message */
+#define SEGMENT "576k"           /* of UCX's TCP transport: a message with its header fits */
+#define MOST ((size_t)512 << 10) /* data of one message: every one is a system call at both ends */
 /* Header and data of up to so many bytes go as one piece that UCX copies together and hands to the kernel by send():
  * that is quicker than a list by sendmsg(). UCX takes lists of its own for everything contiguous, so it is given the
  * two as a list, with this as the length from which on it would not copy that. */
