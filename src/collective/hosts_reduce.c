@@ -2,12 +2,13 @@
  *
  * Between hosts: reductions, in rank order, so the same bits as on one host.
  *
- * Short ones: every rank gets the inputs of all, and adds them up. Long ones, where the ranks of a host follow each
- * other: what the first host has accumulated, unrounded, travels to the second, which goes on with it, and so on to the
- * last; that one concludes, and the results travel back. The vector goes in chunks, so that all links are busy in both
- * directions, and in columns: of the ranks of a host each carries a slice of it. Where ranks of a host do not follow
- * each other no such sum exists; then long ones too are gathered, piece by piece: every host gets the inputs of all
- * ranks, which costs so many times the bytes.
+ * Short ones: every rank gets the inputs of all, and adds them up. Where every rank is on a host of its own, long ones
+ * go by hosts_direct.c. Other long ones, where the ranks of a host follow each other: what the first host has
+ * accumulated, unrounded, travels to the second, which goes on with it, and so on to the last; that one concludes, and
+ * the results travel back. The vector goes in chunks, so that all links are busy in both directions, and in columns: of
+ * the ranks of a host each carries a slice of it. Where ranks of a host do not follow each other no such sum exists;
+ * then long ones too are gathered, piece by piece: every host gets the inputs of all ranks, which costs so many times
+ * the bytes.
  *
  * In any order (TUTTI_ORDER_ANY) each host adds up what it has, whoever its ranks are. Sums of up to TREE_BYTES are
  * exchanged in a tree, by twos, in log2 steps of the hosts; longer ones go along the chain, which is quicker than a
@@ -22,8 +23,9 @@
 #define SHORT_TOTAL ((size_t)256 << 10) /* and of all of them */
 #define PIECE_BYTES ((size_t)1 << 20)   /* of all inputs, when long ones are gathered */
 #define BLOCK_BYTES ((size_t)8 << 20)   /* of a column, in accumulators: what is under way at once */
-#define CHUNK_BYTES ((size_t)192 << 10) /* likewise: one message */
-#define CHUNKS (BLOCK_BYTES / CHUNK_BYTES + 1)
+#define CHUNK_BYTES ((size_t)192 << 10) /* likewise: one message, at most */
+#define LEAST_BYTES ((size_t)16 << 10)  /* and at least, where a column has so many */
+#define CHUNKS (STEPS / 2)
 #define SLOTS 8                              /* chunks of accumulators that a rank holds */
 #define STEPS 256                            /* numbers of messages for one block */
 #define TINY_TOTAL ((size_t)64 << 10)        /* of all inputs: gathered in any order too, in one step */
@@ -367,13 +369,24 @@ static tutti_status share_columns(chain *chain, size_t count, unsigned char *out
     return status;
 }
 
+/* Elements of a chunk. A chain is as quick as its links once all of them are busy: a column has at least twice as many
+ * chunks as it takes steps there and back, as long as they do not get too short. */
+static size_t chunk_of(const chain *chain) {
+    size_t bytes = chain->count * chain->wide_element, steps = 2 * (size_t)(chain->hosts->host_count - 1);
+    size_t chunk = bytes / (2 * steps);
+    chunk = chunk < LEAST_BYTES ? LEAST_BYTES : chunk;
+    chunk = chunk < bytes / (CHUNKS - 1) ? bytes / (CHUNKS - 1) : chunk;
+    chunk = chunk > CHUNK_BYTES ? CHUNK_BYTES : chunk;
+    return chunk / 64 * 64 / chain->wide_element;
+}
+
 /* Neighbours, sizes and memory of a block; `count` elements in all columns. */
 static tutti_status set_up(chain *chain, const unsigned char *in, unsigned char *out, size_t count) {
     tu_hosts *hosts = chain->hosts;
     tu_slice slice = column_of(hosts, count, chain->element, hosts->index);
     chain->count = slice.count;
     chain->out = out + slice.first * chain->element;
-    chain->chunk = CHUNK_BYTES / chain->wide_element;
+    chain->chunk = chunk_of(chain);
     chain->chunks = (int)((chain->count + chain->chunk - 1) / chain->chunk);
     int before = hosts->host - 1, after = hosts->host + 1;
     chain->previous = before >= 0 ? hosts->hosts[before].members[hosts->index % hosts->columns] : -1;
