@@ -48,7 +48,7 @@
 #include <tutti/status.h>
 #include <tutti/world.h>
 
-#define TU_BACKEND_VERSION 2
+#define TU_BACKEND_VERSION 3
 #define TU_BACKEND_TICKET_BYTES 128
 
 typedef struct tu_piece tu_piece;
@@ -97,6 +97,8 @@ typedef struct tu_backend_host {
                        int64_t call_timeout_ns); /* the first of call, group and world that is set */
     const char *(*error_message)(void);          /* of this thread's last error */
     int (*local_size)(const tutti_world *world); /* ranks on this host */
+    /* Of a setting that is a number: bytes, nanoseconds, an integer, 0 or 1, however people have written it. */
+    int64_t (*setting_number)(tutti_world *world, const char *name);
 } tu_backend_host;
 
 typedef struct tu_backend_request {

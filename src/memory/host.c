@@ -23,12 +23,22 @@ static void host_log(tutti_world *world, tutti_log_level level, const char *back
     tu_log_write(log, level, "backend", "%s: %s", backend, text);
 }
 
+/* TU_SETTING_COUNT: there is none of that name. */
+static tu_setting find_setting(const char *name) {
+    int i = 0;
+    while (i < TU_SETTING_COUNT && strcmp(tu_setting_rows[i].environment, name) != 0)
+        i++;
+    return (tu_setting)i;
+}
+
 static const char *host_setting(tutti_world *world, const char *name) {
-    for (int i = 0; i < TU_SETTING_COUNT; i++) {
-        if (strcmp(tu_setting_rows[i].environment, name) == 0)
-            return tu_settings_text(&world->settings, (tu_setting)i);
-    }
-    return NULL;
+    tu_setting setting = find_setting(name);
+    return setting != TU_SETTING_COUNT ? tu_settings_text(&world->settings, setting) : NULL;
+}
+
+static int64_t host_setting_number(tutti_world *world, const char *name) {
+    tu_setting setting = find_setting(name);
+    return setting != TU_SETTING_COUNT ? tu_settings_number(&world->settings, setting) : 0;
 }
 
 static const _Atomic uint64_t *host_group_state(tutti_group *group) {
@@ -88,6 +98,7 @@ const tu_backend_host tu_backend_host_table = {
     .log = host_log,
     .now = tu_clock_now,
     .setting = host_setting,
+    .setting_number = host_setting_number,
     .exchange = host_exchange,
     .local_rank = tutti_world_local_rank,
     .local_size = tutti_world_local_size,

@@ -52,6 +52,44 @@ static tutti_status await_end(tutti_group *group, tutti_status status) {
     static void apart_##sentence(tutti_world *world)
 #define TEST_APART(sentence) TEST_APART_OF(backends_ranks(), sentence)
 
+/* ---- settings ---- */
+
+/* 24 MiB fit into a heap of 0.03125 GiB, and nobody's memory is mapped. */
+static void use_settings(tutti_world *world, void *argument) {
+    int rank = tutti_world_rank(world), next = (rank + 1) % tutti_world_size(world);
+    tutti_peers *peers;
+    (void)argument;
+    begin(world);
+    tutti_memory *memory = gpu_symmetric(world, (size_t)24 << 20);
+    CHECK_OK(tutti_memory_rendezvous(memory, tutti_world_group(world), &peers));
+    CHECK(tutti_peers_buffer(peers, rank) != NULL && tutti_peers_buffer(peers, next) == NULL);
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+}
+
+TEST_LIMIT(settings_mean_what_they_say_however_they_are_written, 120) {
+    need();
+    setenv("TUTTI_NVSHMEM_HEAP", "0.03125GiB", 1);
+    setenv("TUTTI_NVSHMEM_MAP", "off", 1);
+    test_processes(2, use_settings, NULL);
+    _exit(0);
+}
+
+static void have_no_heap(tutti_world *world, void *argument) {
+    (void)argument;
+    gpu_begin();
+    CHECK_STATUS(tutti_backend_open(world, "nvshmem", NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("TUTTI_NVSHMEM_HEAP");
+}
+
+TEST_LIMIT(a_heap_of_nothing_is_refused, 120) {
+    need();
+    setenv("TUTTI_NVSHMEM_HEAP", "0", 1);
+    test_processes(2, have_no_heap, NULL);
+    _exit(0);
+}
+
 /* ---- results ---- */
 
 static void same(tutti_group *group, comparison given) {

@@ -13,6 +13,7 @@
  * them again.
  */
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -533,21 +534,6 @@ static tutti_status load_kernels(tu_nvshmem *nvshmem) {
 
 /* ---- all of it ---- */
 
-static tutti_status heap_setting(const tu_nvshmem *nvshmem, size_t *bytes) {
-    const char *text = nvshmem->cuda.host->setting(nvshmem->cuda.world, "TUTTI_NVSHMEM_HEAP");
-    char *end = NULL;
-    unsigned long long value = text != NULL ? strtoull(text, &end, 10) : 0;
-    int shift = end == NULL                  ? 0
-                : *end == 'K' || *end == 'k' ? 10
-                : *end == 'M' || *end == 'm' ? 20
-                : *end == 'G' || *end == 'g' ? 30
-                                             : 0;
-    *bytes = (size_t)value << shift;
-    if (value == 0)
-        return nvshmem->cuda.host->error(TUTTI_ERROR_ARGUMENT, "TUTTI_NVSHMEM_HEAP is no size: %s", text);
-    return TUTTI_OK;
-}
-
 /* One world of a process at a time has it; ranks that are threads have a world each. */
 static tutti_status take_process(tu_nvshmem *nvshmem) {
     pthread_mutex_lock(&process_lock);
@@ -566,13 +552,16 @@ static tutti_status take_process(tu_nvshmem *nvshmem) {
 
 tutti_status tu_nvshmem_begin(tu_nvshmem *nvshmem) {
     const tu_backend_host *host = nvshmem->cuda.host;
-    const char *mapping = host->setting(nvshmem->cuda.world, "TUTTI_NVSHMEM_MAP");
-    const char *teams = host->setting(nvshmem->cuda.world, "TUTTI_NVSHMEM_TEAMS");
-    nvshmem->mapping = mapping == NULL || strcmp(mapping, "0") != 0;
-    nvshmem->team_limit = teams != NULL ? atoi(teams) : 0;
-    tutti_status status = heap_setting(nvshmem, &nvshmem->heap);
-    if (status == TUTTI_OK)
-        status = tu_cuda_device_open(&nvshmem->cuda, -1, &nvshmem->device, &nvshmem->device_index);
+    tutti_world *world = nvshmem->cuda.world;
+    int64_t heap = host->setting_number(world, "TUTTI_NVSHMEM_HEAP");
+    int64_t teams = host->setting_number(world, "TUTTI_NVSHMEM_TEAMS");
+    if (heap <= 0)
+        return host->error(TUTTI_ERROR_ARGUMENT, "TUTTI_NVSHMEM_HEAP is %s: there is no heap of that size",
+                           host->setting(world, "TUTTI_NVSHMEM_HEAP"));
+    nvshmem->heap = (size_t)heap;
+    nvshmem->mapping = host->setting_number(world, "TUTTI_NVSHMEM_MAP") != 0;
+    nvshmem->team_limit = teams < INT_MAX ? (int)teams : INT_MAX;
+    tutti_status status = tu_cuda_device_open(&nvshmem->cuda, -1, &nvshmem->device, &nvshmem->device_index);
     return status == TUTTI_OK ? take_process(nvshmem) : status;
 }
 
