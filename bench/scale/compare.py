@@ -4,6 +4,7 @@
     cmake --build build/release --target tutti_command tutti_ucx helper_traffic helper_forward
     python3 bench/scale/compare.py [--delay MS] [--rate MBIT] [--hosts 2,3,4,6] [CALL…]
     python3 bench/scale/compare.py --ranks 4x64            # descriptors and memory of many ranks
+    python3 bench/scale/compare.py --counts 4x64 CALL…     # what many ranks send
 
 Every cable delays by half of --delay, and what a host sends goes at --rate at most, so that a message takes the delay and its bytes their time whatever the
 processors do. Counts are compared by tests/hosts/scale.py, which needs neither.
@@ -63,6 +64,7 @@ def compare_times(namespaces, jobs, options):
         with namespaces.Hosts(count, forward={"delay": options.delay / 2}) as hosts:
             for host in range(count):
                 namespaces.run("ip", "-n", hosts.names[host], "route", "replace", "10.77.0.0/24", "dev", "eth0", "congctl", options.congestion)
+                namespaces.run("ip", "netns", "exec", hosts.names[host], "sysctl", "-w", f"net.ipv4.tcp_slow_start_after_idle={int(options.idle_restart)}")
                 if hosts.limit(host, f"{options.rate}mbit"):
                     raise SystemExit(hosts.limit(host, f"{options.rate}mbit"))
             found = measured(hosts, jobs, options.program, [1] * count, options.calls)
@@ -88,6 +90,19 @@ def count_ranks(namespaces, jobs, options):
               f"memory of its own {min(columns[2])} to {max(columns[2])} KiB, shared {min(columns[3])} to {max(columns[3])} KiB", flush=True)
 
 
+def compare_counts(namespaces, jobs, options):
+    """Messages, bytes and connections of every rank, in a job and simulated."""
+    count, each = (int(word) for word in options.counts.split("x"))
+    listed = ",".join([str(each)] * count)
+    said = subprocess.run([options.program, "simulated", listed, *options.calls], capture_output=True, text=True, check=True).stdout.splitlines()
+    with namespaces.Hosts(count) as hosts:
+        job = jobs.Job(hosts, [each] * count, [options.program, "real", listed, *options.calls], options=["--bind", "none"], environment={"TUTTI_TIMEOUT": "600"})
+        statuses = job.end()
+        found = [line.split("] ", 1)[1] for node in range(count) for line in job.text(node).splitlines() if " after " in line]
+    print(f"{count} x {each}: {len(found)} lines counted, {len(said)} simulated, {len(set(found) ^ set(said))} differ; launchers ended with {statuses}")
+    print("\n".join(sorted(set(found) ^ set(said))[:20]))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="build/release", help="the build folder")
@@ -95,16 +110,20 @@ def main():
     parser.add_argument("--rate", type=float, default=100, help="Mbit/s that a host sends at most")
     parser.add_argument("--hosts", default="2,3,4,6", help="numbers of hosts")
     parser.add_argument("--congestion", default="cubic", help="how TCP finds its rate")
+    parser.add_argument("--idle-restart", action="store_true", help="let TCP begin anew on connections that were idle, as it does by default")
     parser.add_argument("--ranks", help="HOSTSxRANKS: count what the ranks of such a job hold instead")
+    parser.add_argument("--counts", help="HOSTSxRANKS: compare what the ranks of such a job send instead")
     parser.add_argument("calls", nargs="*", default=CALLS)
     options = parser.parse_args()
     options.build = os.path.abspath(options.build)
     options.program = os.path.join(options.build, "tests", "support", "traffic")
     namespaces, jobs = modules(options.build)
-    why = namespaces.why_not() or (None if options.ranks else namespaces.no_faults())
+    why = namespaces.why_not() or (None if options.ranks or options.counts else namespaces.no_faults())
     if why:
         raise SystemExit(why)
-    if options.ranks:
+    if options.counts:
+        compare_counts(namespaces, jobs, options)
+    elif options.ranks:
         options.calls = options.calls if options.calls != CALLS else ["barrier:u8:0", "all_reduce:f32:2", "all_reduce:f32:1000000", "all_gather:u8:1000"]
         count_ranks(namespaces, jobs, options)
     else:

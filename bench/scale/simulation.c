@@ -17,6 +17,7 @@
 #define UCX_HEADER 13                                    /* bytes, besides Tutti's */
 #define PACKET_DATA 1448                                 /* of a packet of 1514 bytes, with TCP's time stamps */
 #define PACKET_HEADERS 66                                /* Ethernet, IP, TCP */
+#define SHARES 3                                         /* sizes that lists have */
 #define BUCKETS ((size_t)1 << 20)                        /* of the tables; a power of two */
 #define NOWHERE ((void *)(uintptr_t)((uint64_t)1 << 44)) /* data that nobody touches */
 
@@ -90,6 +91,8 @@ struct simulation {
     place *places;
     tu_host *hosts;
     int *members, *lists, *job_ranks;
+    size_t *counts;      /* of calls with lists: SHARES of them for all_to_all_v, and one of what each rank has */
+    int *to;             /* of permute */
     tu_collective state; /* of all ranks: scratch whose content nobody reads */
     unsigned char *stacks;
     ucontext_t loop;
@@ -445,6 +448,46 @@ static void happen(simulation *this, const event *event) {
     }
 }
 
+size_t simulation_share(const simulation_call *call, int from, int to) {
+    return call->count * (1 + (size_t)(from + to) % SHARES);
+}
+
+int simulation_target(int rank, int size) {
+    return rank == 0 ? -1 : (rank + size / 2) % size;
+}
+
+/* The lists of all ranks: those of ranks whose numbers leave the same rest are the same. */
+static void make_lists(simulation *this, const simulation_call *call) {
+    this->counts = this->counts != NULL ? this->counts : made((SHARES + 1) * (size_t)this->size * sizeof *this->counts);
+    this->to = this->to != NULL ? this->to : made((size_t)this->size * sizeof *this->to);
+    for (int rank = 0; rank < this->size; rank++) {
+        for (int kind = 0; kind < SHARES; kind++)
+            this->counts[kind * this->size + rank] = simulation_share(call, kind, rank);
+        this->counts[SHARES * this->size + rank] = simulation_share(call, rank, rank);
+        this->to[rank] = simulation_target(rank, this->size);
+    }
+}
+
+static void give_lists(const simulation *this, tu_task *task, int rank) {
+    switch ((tu_operation)task->info.operation) {
+    case TU_OPERATION_ALL_TO_ALL_V:
+        task->in_counts = task->out_counts = this->counts + rank % SHARES * this->size;
+        break;
+    case TU_OPERATION_ALL_GATHER_V:
+    case TU_OPERATION_REDUCE_SCATTER_V:
+        task->in_counts = this->counts + SHARES * this->size;
+        task->info.count = 0;
+        for (int other = 0; other < this->size; other++) /* as collective/check.c has it */
+            task->info.count += task->in_counts[other];
+        break;
+    case TU_OPERATION_PERMUTE:
+        task->to = this->to;
+        break;
+    default:
+        return;
+    }
+}
+
 static void begin(simulation *this, coroutine *rank, const simulation_call *call, double time) {
     int number = rank->group->rank;
     rank->time = time;
@@ -462,6 +505,7 @@ static void begin(simulation *this, coroutine *rank, const simulation_call *call
                                            .count = call->count,
                                            .root = call->root };
     rank->task.any_order = call->any_order;
+    give_lists(this, &rank->task, number);
     if (call->any_order)
         rank->task.info.algorithm = (uint8_t)simulated_hosts_choose(&rank->hosts, &rank->task);
     getcontext(&rank->context);
@@ -498,6 +542,7 @@ double simulation_run(simulation *this, const simulation_call *call) {
         return -1;
     }
     current = this;
+    make_lists(this, call);
     this->over = 0;
     for (int rank = 0; rank < this->size; rank++)
         start = this->ranks[rank].time > start ? this->ranks[rank].time : start;
@@ -612,6 +657,8 @@ void simulation_close(simulation *this) {
     free(this->flows);
     free(this->events);
     free(this->job_ranks);
+    free(this->counts);
+    free(this->to);
     free(this->members);
     free(this->lists);
     free(this->hosts);

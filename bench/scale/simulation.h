@@ -37,6 +37,11 @@ typedef struct simulation_call {
 /* "all_reduce:f32:1000"; "all_reduce+any:f32:1000" for any order. False: it is no such call. */
 bool simulation_parse(const char *text, simulation_call *call);
 
+/* Of calls with lists: elements that go from one rank to another (all_to_all_v), that are a rank's (of itself to
+ * itself), and the rank that permute sends a rank's to, -1: nobody. */
+size_t simulation_share(const simulation_call *call, int from, int to);
+int simulation_target(int rank, int size);
+
 /* What a rank has sent to other hosts. */
 typedef struct simulation_traffic {
     uint64_t messages, bytes; /* fragments of messages, and their data */

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What collectives send to other hosts, counted in jobs over network namespaces, is what the simulation of bench/scale says, message by message."""
 import os
+import re
 import subprocess
 import sys
 
@@ -17,7 +18,7 @@ if not os.path.exists(os.path.join(BUILD, "plugins", "libtutti-ucx.so")):
 # Short and long reductions, one, several and more than a window of fragments, wide accumulators, trees and rows of hosts.
 CALLS = ["barrier:u8:0", "all_reduce:f32:2", "all_reduce:f32:1000", "all_reduce:bf16:300000", "all_reduce:f64:1500000", "reduce:f32:200000",
          "reduce_scatter:f32:50000", "all_gather:u8:1000", "all_gather:u8:700000", "broadcast:u8:100", "broadcast:u8:9000000", "gather:f32:1000",
-         "scatter:f32:100000", "all_to_all:u8:5000", "all_to_all:u8:400000", "all_reduce+any:f32:2", "all_reduce+any:f32:3000", "all_reduce+any:bf16:600000"]
+         "scatter:f32:100000", "all_gather_v:f32:20000", "reduce_scatter_v:f32:30000", "all_to_all_v:u8:70000", "permute:u8:300000", "all_to_all:u8:5000", "all_to_all:u8:400000", "all_reduce+any:f32:2", "all_reduce+any:f32:3000", "all_reduce+any:bf16:600000"]
 
 
 def compare(each, calls, options=()):
@@ -59,6 +60,24 @@ def six_hosts_send_what_is_simulated():
 @test
 def ranks_that_do_not_follow_each_other_send_what_is_simulated():
     return compare([2, 2], ["barrier:u8:0", "all_reduce:f32:1000", "all_reduce:f32:200000", "all_gather:u8:50000", "broadcast:u8:5000"], ["--round-robin"])
+
+
+# What both ranks send: docs/scaling.md has the formulas. A put is followed by the question of a barrier whether it has come, and its answer.
+PAIRS = {"signal:0": 2, "send:80": 1, "send:1000": 2, "send:131072": 2, "send:1000000": 2 + 8 + 1, "put:1000": 1 + 2, "put:131072": 1 + 2,
+         "put:1000000": 8 + 1 + 2, "put:4194304": 32 + 4 + 2, "get:1000": 2, "get:1000000": 16}
+
+
+@test
+def messages_puts_gets_and_signals_send_what_the_formulas_say():
+    if WHY_NOT:
+        return WHY_NOT
+    with namespaces.Hosts(2) as hosts:
+        job = Job(hosts, [2, 1], [TRAFFIC, "pairs", "2,1", *PAIRS], options=["--bind", "none"])
+        equal(job.end(), [0, 0])
+        found = re.findall(r"rank [02] after (\S+): (\d+) sent", job.text(0) + job.text(1))
+        hosts.nothing_left()
+    equal({call: sum(int(sent) for other, sent in found if other == call) for call in PAIRS}, PAIRS)
+    return None
 
 
 main()

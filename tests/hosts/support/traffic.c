@@ -4,6 +4,7 @@
  * lines.
  *
  *     traffic real|simulated|timed|predicted|held HOSTS [--round-robin] OPERATION:TYPE:COUNT…
+ *     traffic pairs HOSTS WORD:BYTES…     send, put, get or signal from rank 0 to the last rank: what the two send
  *
  * HOSTS is a list like 2,1,2: how many ranks each has. With --round-robin the group has one rank of each host in turn.
  * timed: how long a call takes, in a job. held: what descriptors and memory a rank holds then. predicted: how long the
@@ -15,6 +16,9 @@
 #include <string.h>
 #include <time.h>
 #include <tutti/collective.h>
+#include <tutti/memory.h>
+#include <tutti/peers.h>
+#include <tutti/work.h>
 #include <tutti/world.h>
 
 #include "base/clock.h"
@@ -46,6 +50,28 @@ static void print(int rank, const char *call, const simulation_traffic *sent) {
 
 /* ---- in a job ---- */
 
+static tutti_status run_with_lists(tutti_group *group, const simulation_call *call, const void *in, void *out) {
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), to[MOST_RANKS];
+    size_t pairs[MOST_RANKS], own[MOST_RANKS];
+    for (int other = 0; other < size; other++) {
+        pairs[other] = simulation_share(call, rank, other);
+        own[other] = simulation_share(call, other, other);
+        to[other] = simulation_target(other, size);
+    }
+    switch (call->operation) {
+    case TU_OPERATION_ALL_GATHER_V:
+        return tutti_all_gather_v(group, in, out, own, NULL, call->dtype, NULL);
+    case TU_OPERATION_REDUCE_SCATTER_V:
+        return tutti_reduce_scatter_v(group, in, out, own, call->dtype, call->reduction, NULL);
+    case TU_OPERATION_ALL_TO_ALL_V:
+        return tutti_all_to_all_v(group, in, pairs, NULL, out, pairs, NULL, call->dtype, NULL);
+    case TU_OPERATION_PERMUTE:
+        return tutti_permute(group, in, out, call->count, call->dtype, to, NULL);
+    default:
+        return TUTTI_ERROR_ARGUMENT;
+    }
+}
+
 static tutti_status run(tutti_group *group, const simulation_call *call, const void *in, void *out) {
     size_t count = call->count;
     tutti_call options = TUTTI_CALL_INIT;
@@ -70,7 +96,7 @@ static tutti_status run(tutti_group *group, const simulation_call *call, const v
     case TU_OPERATION_ALL_TO_ALL:
         return tutti_all_to_all(group, in, out, count, call->dtype, NULL);
     default:
-        return TUTTI_ERROR_ARGUMENT;
+        return run_with_lists(group, call, in, out);
     }
 }
 
@@ -153,6 +179,91 @@ static tutti_status do_call(const setting *of, tutti_group *group, const simulat
     return status;
 }
 
+/* ---- from one rank to another ---- */
+
+typedef struct pair {
+    tutti_group *group;
+    tutti_peers *peers;
+    unsigned char *data;
+    int rank, last;
+} pair;
+
+static uint64_t sent_between(tutti_world *world) {
+    tu_network *network;
+    uint64_t sent = 0;
+    if (tu_network_get(world, &network) != TUTTI_OK)
+        return 0;
+    pthread_mutex_lock(&network->lock);
+    for (int kind = TU_NETWORK_LETTER; kind < TU_NETWORK_KINDS; kind++)
+        sent += network->sent[kind].messages;
+    pthread_mutex_unlock(&network->lock);
+    return sent;
+}
+
+/* The receive waits before the message comes. */
+static tutti_status send_once(const pair *this, size_t bytes) {
+    tutti_work *work = NULL;
+    tutti_status status = TUTTI_OK;
+    if (this->rank == this->last)
+        status = tutti_recv(this->group, this->data, bytes, TUTTI_U8, 0, 0, TUTTI_OPTIONS(tutti_call, .work = &work));
+    if (status == TUTTI_OK)
+        status = tutti_barrier(this->group, NULL);
+    if (status == TUTTI_OK && this->rank == 0)
+        status = tutti_send(this->group, this->data, bytes, TUTTI_U8, this->last, 0, NULL);
+    if (status == TUTTI_OK && work != NULL)
+        status = tutti_work_wait(work, 0);
+    tutti_work_release(work);
+    return status;
+}
+
+static tutti_status do_between(const pair *this, const char *word, size_t bytes) {
+    if (strcmp(word, "send") == 0)
+        return send_once(this, bytes);
+    if (strcmp(word, "put") == 0 && this->rank == 0)
+        return tutti_peers_put(this->peers, this->last, 0, this->data, bytes, NULL);
+    if (strcmp(word, "get") == 0 && this->rank == 0)
+        return tutti_peers_get(this->peers, this->last, 0, this->data, bytes, NULL);
+    if (strcmp(word, "signal") == 0 && this->rank == 0)
+        return tutti_peers_signal(this->peers, this->last, 0, NULL);
+    if (strcmp(word, "signal") == 0 && this->rank == this->last)
+        return tutti_peers_wait_signal(this->peers, 0, 0, NULL);
+    return TUTTI_OK;
+}
+
+/* Between barriers: what was put, what is told of it and what asks for it has left before they end. */
+static int count_between(char **words, int count) {
+    enum {
+        ROOM = 4 << 20
+    };
+    tutti_world *world;
+    tutti_memory *memory;
+    pair this = { .data = calloc(1, ROOM) };
+    if (this.data == NULL || tutti_world_open(NULL, &world) != TUTTI_OK)
+        return complain("world");
+    this.group = tutti_world_group(world);
+    this.rank = tutti_group_rank(this.group);
+    this.last = tutti_group_size(this.group) - 1;
+    if (tutti_memory_alloc(world, ROOM, NULL, &memory) != TUTTI_OK ||
+        tutti_memory_rendezvous(memory, this.group, &this.peers) != TUTTI_OK)
+        return complain("memory");
+    for (int i = 0; i < count; i++) {
+        char word[16];
+        size_t bytes;
+        if (sscanf(words[i], "%15[^:]:%zu", word, &bytes) != 2 || bytes > ROOM)
+            return complain(words[i]);
+        uint64_t before = sent_between(world);
+        if (tutti_barrier(this.group, NULL) != TUTTI_OK || do_between(&this, word, bytes) != TUTTI_OK ||
+            tutti_barrier(this.group, NULL) != TUTTI_OK)
+            return complain(words[i]);
+        printf("rank %d after %s: %llu sent\n", this.rank, words[i],
+               (unsigned long long)(sent_between(world) - before));
+    }
+    tutti_peers_release(this.peers);
+    tutti_memory_release(memory);
+    free(this.data);
+    return tutti_world_close(world) == TUTTI_OK ? 0 : complain("close");
+}
+
 static int count_in_job(const setting *of, char **calls, int call_count) {
     tutti_world *world;
     tutti_group *group = NULL;
@@ -166,7 +277,8 @@ static int count_in_job(const setting *of, char **calls, int call_count) {
         simulation_call call;
         if (!simulation_parse(calls[i], &call))
             return complain(calls[i]);
-        size_t room = (call.count * tutti_dtype_size(call.dtype) * (size_t)of->size / 64 + 1) * 64;
+        size_t room =
+            (3 * call.count * tutti_dtype_size(call.dtype) * (size_t)of->size / 64 + 1) * 64; /* of lists too */
         unsigned char *memory = calloc(2, room);
         if (memory == NULL || do_call(of, used, &call, calls[i], memory, memory + room) != TUTTI_OK)
             result = complain(calls[i]);
@@ -236,6 +348,8 @@ int main(int count, char **arguments) {
         of.round_robin = true;
         next++;
     }
+    if (strcmp(arguments[1], "pairs") == 0)
+        return count_between(arguments + next, count - next);
     of.timed = strcmp(arguments[1], "timed") == 0;
     of.held = strcmp(arguments[1], "held") == 0;
     if (strcmp(arguments[1], "predicted") == 0)
