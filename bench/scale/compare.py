@@ -98,8 +98,11 @@ def compare_counts(namespaces, jobs, options):
     with namespaces.Hosts(count) as hosts:
         job = jobs.Job(hosts, [each] * count, [options.program, "real", listed, *options.calls], options=["--bind", "none"], environment={"TUTTI_TIMEOUT": "600"})
         statuses = job.end()
-        found = [line.split("] ", 1)[1] for node in range(count) for line in job.text(node).splitlines() if " after " in line]
-    print(f"{count} x {each}: {len(found)} lines counted, {len(said)} simulated, {len(set(found) ^ set(said))} differ; launchers ended with {statuses}")
+        text = "".join(job.text(node) for node in range(count))
+    if any(statuses):
+        raise SystemExit(f"the job failed: {statuses}\n" + "\n".join(line for line in text.splitlines() if " after " not in line))
+    found = [line.split("] ", 1)[1] for line in text.splitlines() if " after " in line]
+    print(f"{count} x {each}: {len(found)} lines counted, {len(said)} simulated, {len(set(found) ^ set(said))} differ")
     print("\n".join(sorted(set(found) ^ set(said))[:20]))
 
 

@@ -176,12 +176,8 @@ static tutti_status in_words(tu_round *round, tutti_status status) {
     return tu_mismatch_of(round->hosts->group, round->task, &mine, member, &theirs);
 }
 
-static tutti_status reach(tu_round *round, int member) {
-    return in_words(round, tu_network_reach(round->hosts->network, &round->wait, member));
-}
-
 static tutti_status expect(tu_round *round, tu_receipt made) {
-    tutti_status status = reach(round, made.member);
+    tutti_status status = in_words(round, tu_network_expect(round->hosts->network, &round->wait, made.member));
     if (status == TUTTI_OK) {
         round->receipts[round->receipt_count] = made;
         tu_network_post(round->hosts->network, &round->receipts[round->receipt_count++]);
@@ -200,7 +196,7 @@ tutti_status tu_round_absorb(tu_round *round, int member, uint32_t step, tu_abso
 }
 
 tutti_status tu_round_send(tu_round *round, int member, uint32_t step, const void *from, size_t bytes) {
-    tutti_status status = reach(round, member);
+    tutti_status status = in_words(round, tu_network_reach(round->hosts->network, &round->wait, member));
     if (status == TUTTI_OK)
         tu_network_send(round->hosts->network, &round->dispatches[round->dispatch_count++], member, step, from, bytes);
     return status;

@@ -24,8 +24,10 @@
 #define LONG_NAP (16 * TU_MILLISECOND)   /* and while one of them lasts */
 #define BROKEN_AFTER \
     (300 * TU_MILLISECOND) /* for somebody to tell why a connection broke, or for its other end to come */
-#define IDLE_SLEEP 1000    /* milliseconds */
-#define PART_SLEEP 20      /* milliseconds */
+#define GOODBYE_TIME (700 * TU_MILLISECOND) /* for the goodbye of a rank that listens no more to come */
+#define GOODBYE_SLEEP (5 * TU_MILLISECOND)
+#define IDLE_SLEEP 1000 /* milliseconds */
+#define PART_SLEEP 20   /* milliseconds */
 /* Sequence of the fence that a rank asks for when it closes its world; `offset` is its door then. */
 #define LAST_QUESTION 1
 #define WAY_QUESTION 2 /* and of the one by which it asks whether a peer still hears it */
@@ -737,6 +739,8 @@ static tutti_status connect_to(tu_network *network, int rank) {
         tu_network_own(network, rank, TU_NETWORK_HELLO, 0, 0, 0, NULL, NULL, 0);
         for (tu_network_group *side = network->groups; side != NULL; side = side->next)
             tu_network_letters_settle(side, rank);
+    } else if (peer->refused_at == 0) {
+        peer->refused_at = tu_clock_now();
     }
     pthread_mutex_unlock(&network->lock);
     if (status != TUTTI_OK)
@@ -744,14 +748,35 @@ static tutti_status connect_to(tu_network *network, int rank) {
     return status;
 }
 
+/* Whether a rank that could not be connected to has said goodbye, or may have: that is on its way then. */
+static bool may_have_left(tu_network *network, int rank) {
+    pthread_mutex_lock(&network->lock);
+    tu_network_drive(network);
+    const tu_network_peer *peer = &network->peers[rank];
+    bool left = peer->gone || (peer->refused_at != 0 && tu_clock_now() - peer->refused_at < GOODBYE_TIME);
+    pthread_mutex_unlock(&network->lock);
+    return left;
+}
+
 tutti_status tu_network_try_connect(tu_network *network, int rank) {
     tu_network_peer *peer = &network->peers[rank];
-    if (atomic_load_explicit(&peer->connected, memory_order_relaxed) || pthread_mutex_trylock(&network->looking) != 0)
+    if (atomic_load_explicit(&peer->connected, memory_order_relaxed))
         return TUTTI_OK;
+    pthread_mutex_lock(&network->lock);
+    bool gone = peer->gone;
+    pthread_mutex_unlock(&network->lock);
+    if (gone || pthread_mutex_trylock(&network->looking) != 0)
+        return TUTTI_OK;
+    tutti_error_copy before;
+    tu_error_save(&before);
     tutti_status status = look_once(network, rank);
     if (status == TUTTI_OK && peer->known && !peer->connected)
         status = connect_to(network, rank);
     pthread_mutex_unlock(&network->looking);
+    if (status == TUTTI_ERROR_NETWORK && may_have_left(network, rank)) {
+        tu_error_restore(&before);
+        status = TUTTI_OK; /* it is tried again at the next look */
+    }
     return status;
 }
 
@@ -772,6 +797,28 @@ tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait,
         status = connect_to(network, rank);
     pthread_mutex_unlock(&network->looking);
     return status;
+}
+
+tutti_status tu_network_expect(tu_network_group *side, const tu_group_wait *wait, int member) {
+    tu_network *network = side->network;
+    int rank = side->group->ranks[member];
+    if (atomic_load_explicit(&network->peers[rank].connected, memory_order_relaxed)) /* see tu_network_reach */
+        return TUTTI_OK;
+    tutti_error_copy before;
+    tu_error_save(&before);
+    for (;;) {
+        pthread_mutex_lock(&network->lock);
+        bool gone = network->peers[rank].gone;
+        pthread_mutex_unlock(&network->lock);
+        tutti_status status = gone ? TUTTI_OK : tu_network_reach(side, wait, member);
+        if (status != TUTTI_ERROR_NETWORK || !may_have_left(network, rank))
+            return status;
+        tu_error_restore(&before);
+        status = wait->wait.check(wait->wait.argument);
+        if (status != TUTTI_OK)
+            return status;
+        nanosleep(&(struct timespec){ .tv_nsec = GOODBYE_SLEEP }, NULL);
+    }
 }
 
 int tu_network_connections(tu_network *network) {

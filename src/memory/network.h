@@ -72,6 +72,10 @@ tutti_status tu_network_group_get(tutti_group *group, tu_network_group **side);
  * operation of the group. */
 tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait, int member);
 
+/* The same for a member that sends something. One that has closed its world since may have sent it before: then there
+ * is nobody to connect to, and what it sent is here or on its way. */
+tutti_status tu_network_expect(tu_network_group *side, const tu_group_wait *wait, int member);
+
 /* Around an operation: the caller drives the network meanwhile, and the thread looks in now and then only. */
 void tu_network_enter(tu_network_group *side);
 void tu_network_leave(tu_network_group *side);

@@ -64,6 +64,7 @@ typedef struct tu_network_peer {
     char why[160];
     bool cut;                      /* this rank ends the connection, as soon as it is out of UCX */
     bool bade;                     /* it was told that this world closes */
+    int64_t refused_at;            /* a connection to it could not be made; 0: none failed */
     uint64_t answering;            /* bytes that it asked for and that have not left */
     uint64_t orphaned;             /* bytes that it has among the orphans */
     int64_t asked_at, answered_at; /* whether the way to it is open */

@@ -59,6 +59,28 @@ TEST(messages_of_every_size_go_between_hosts_and_within_them) {
     on_hosts(in_turns, 5, to_the_next);
 }
 
+/* Rank 0 comes when the others have closed their worlds; it was never connected to some of them. */
+static void send_and_leave(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group), size = tutti_group_size(group), mine[2] = { rank, -rank }, all[2 * MOST_RANKS];
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (rank == 0)
+        usleep(300000);
+    CHECK_OK(tutti_gather(group, mine, all, 2, TUTTI_I32, 0, NULL));
+    if (rank != 0)
+        CHECK_OK(tutti_send(group, mine, 2, TUTTI_I32, 0, rank, NULL));
+    for (int from = 1; rank == 0 && from < size; from++) {
+        CHECK_EQ(all[2 * from], from);
+        CHECK_OK(tutti_recv(group, mine, 2, TUTTI_I32, from, from, NULL));
+        CHECK_EQ(mine[1], -from);
+    }
+}
+
+TEST(what_ranks_sent_before_they_closed_their_worlds_arrives) {
+    on_hosts(one_each, 2, send_and_leave);
+    on_hosts(two_and_two, 4, send_and_leave);
+}
+
 static void matching(tutti_world *world) {
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group), size = tutti_group_size(group), value[30];
