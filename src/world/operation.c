@@ -66,6 +66,9 @@ tutti_status tu_group_cause(tutti_group *group) {
     const tu_cause *cause = &group->page->cause;
     if (cause->status == TUTTI_ERROR_ABORTED) /* it names who did */
         tu_error(TUTTI_ERROR_ABORTED, "group %s has ended: %s", group->name, cause->message);
+    else if (cause->whole != 0) /* of the group across hosts, whose part this is and whose ranks it does not know */
+        tu_error((tutti_status)cause->status, "group %s has ended, by what rank %d saw first: %s", group->name,
+                 cause->origin, cause->message);
     else if (cause->origin == group->rank)
         tu_error((tutti_status)cause->status, "group %s has ended, by what this rank saw first: %s", group->name,
                  cause->message);

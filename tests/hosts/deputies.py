@@ -101,4 +101,4 @@ def of_two_equal_parts_of_four_hosts_the_one_with_the_first_launcher_goes_on():
     return None
 
 
-main()
+main(beside=3)

@@ -83,4 +83,4 @@ def of_two_hosts_that_do_not_reach_each_other_one_is_left_out():
     return None
 
 
-main()
+main(beside=3)
