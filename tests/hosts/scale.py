@@ -71,8 +71,8 @@ PAIRS = {"signal:0": 2, "send:80": 1, "send:1000": 2, "send:131072": 2, "send:10
 def messages_puts_gets_and_signals_send_what_the_formulas_say():
     if WHY_NOT:
         return WHY_NOT
-    with namespaces.Hosts(2) as hosts:
-        job = Job(hosts, [2, 1], [TRAFFIC, "pairs", "2,1", *PAIRS], options=["--bind", "none"])
+    with namespaces.Hosts(2) as hosts:  # nothing: those that are done first say goodbye
+        job = Job(hosts, [2, 1], [TRAFFIC, "pairs", "2,1", *PAIRS, "nothing:0"], options=["--bind", "none"])
         equal(job.end(), [0, 0])
         found = re.findall(r"rank [02] after (\S+): (\d+) sent", job.text(0) + job.text(1))
         hosts.nothing_left()
