@@ -13,7 +13,7 @@
 #include "transport.h"
 
 #define STACK ((size_t)32 << 10)                         /* of a rank */
-#define FRAGMENT ((size_t)512 << 10)                     /* MOST of backend/ucx/network.c */
+#define FRAGMENT ((size_t)1 << 20)                       /* MOST of backend/ucx/network.c */
 #define UCX_HEADER 13                                    /* bytes, besides Tutti's */
 #define PACKET_DATA 1448                                 /* of a packet of 1514 bytes, with TCP's time stamps */
 #define PACKET_HEADERS 66                                /* Ethernet, IP, TCP */

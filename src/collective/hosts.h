@@ -9,7 +9,7 @@
 #include "collective/collective.h"
 #include "memory/network.h"
 
-#define TU_HOSTS_MESSAGE ((size_t)512 << 10) /* bytes that go at once: what plug-in tutti-ucx takes as one message */
+#define TU_HOSTS_MESSAGE ((size_t)1 << 20) /* bytes that go at once: what plug-in tutti-ucx takes as one message */
 
 /* The members on one host. */
 typedef struct tu_host {

@@ -28,7 +28,8 @@ typedef struct swap {
     const tu_task *task;
     const unsigned char *mine; /* this rank's input, from where the message begins */
     unsigned char *out;
-    bool first; /* of the two */
+    bool first;     /* of the two */
+    unsigned flags; /* of the kernel */
 } swap;
 
 /* With the network's lock held. */
@@ -36,7 +37,7 @@ static void add_up(void *argument, size_t offset, const void *data, size_t bytes
     const swap *swap = argument;
     const void *mine = swap->mine + offset, *sources[2] = { swap->first ? mine : data, swap->first ? data : mine };
     tu_reduce(swap->out + offset, sources, 2, bytes / swap->task->element, (tutti_dtype)swap->task->info.dtype,
-              (tutti_reduction)swap->task->info.reduction, swap->task->state->factors, 0);
+              (tutti_reduction)swap->task->info.reduction, swap->task->state->factors, swap->flags);
 }
 
 static tutti_status swap_bytes(tu_hosts *hosts, tu_task *task, swap *swap, const void *sent, size_t bytes,
@@ -56,14 +57,14 @@ static tutti_status swap_bytes(tu_hosts *hosts, tu_task *task, swap *swap, const
 }
 
 /* In place, what is added up would go where input lies that is still to leave. */
-static tutti_status swap_in_place(tu_hosts *hosts, tu_task *task, size_t bytes) {
+static tutti_status swap_in_place(tu_hosts *hosts, tu_task *task, size_t bytes, unsigned flags) {
     unsigned char *copy;
     tutti_status status = tu_hosts_scratch(hosts, bytes < COPY_BYTES ? bytes : COPY_BYTES, &copy);
     uint32_t step = 0;
     for (size_t at = 0; at < bytes && status == TUTTI_OK; at += COPY_BYTES, step++) {
         size_t length = bytes - at < COPY_BYTES ? bytes - at : COPY_BYTES;
         unsigned char *place = (unsigned char *)task->out + at;
-        swap swap = { .task = task, .mine = place, .out = place, .first = hosts->group->rank == 0 };
+        swap swap = { .task = task, .mine = place, .out = place, .first = hosts->group->rank == 0, .flags = flags };
         memcpy(copy, place, length);
         status = swap_bytes(hosts, task, &swap, copy, length, step);
     }
@@ -72,9 +73,10 @@ static tutti_status swap_in_place(tu_hosts *hosts, tu_task *task, size_t bytes) 
 
 static tutti_status swap_inputs(tu_hosts *hosts, tu_task *task) {
     size_t bytes = task->info.count * task->element;
+    unsigned flags = bytes >= task->state->large ? TU_KERNEL_STREAM : 0; /* longer than the caches keep */
     if (task->in == task->out)
-        return swap_in_place(hosts, task, bytes);
-    swap swap = { .task = task, .mine = task->in, .out = task->out, .first = hosts->group->rank == 0 };
+        return swap_in_place(hosts, task, bytes, flags);
+    swap swap = { .task = task, .mine = task->in, .out = task->out, .first = hosts->group->rank == 0, .flags = flags };
     return swap_bytes(hosts, task, &swap, task->in, bytes, 0);
 }
 

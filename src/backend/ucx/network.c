@@ -15,9 +15,10 @@
 
 #include "ucx.h"
 
-#define MESSAGE 7                /* the number of the active message */
-#define SEGMENT "576k"           /* of UCX's TCP transport: a message with its header fits */
-#define MOST ((size_t)512 << 10) /* data of one message: every one is a system call at both ends */
+#define MESSAGE 7              /* the number of the active message */
+#define SEGMENT "1152k"        /* of UCX's TCP transport: a message with its header fits */
+#define AT_ONCE "2304k"        /* that it takes from a socket at once: two of them */
+#define MOST ((size_t)1 << 20) /* data of one message: every one is a system call at both ends */
 /* Header and data of up to so many bytes go as one piece that UCX copies together and hands to the kernel by send():
  * that is quicker than a list by sendmsg(). UCX takes lists of its own for everything contiguous, so it is given the
  * two as a list, with this as the length from which on it would not copy that. */
@@ -168,7 +169,7 @@ static tutti_status configure(network *network, const char *address, ucp_config_
         modify(network, *config, "NET_DEVICES", interface);
     modify(network, *config, "RNDV_THRESH", "inf");
     modify(network, *config, "TX_SEG_SIZE", SEGMENT);
-    modify(network, *config, "RX_SEG_SIZE", SEGMENT);
+    modify(network, *config, "RX_SEG_SIZE", AT_ONCE);
     modify(network, *config, "ZCOPY_THRESH", PACKED_TEXT);
     modify(network, *config, "KEEPALIVE_INTERVAL", "2s");
     /* One event of the sockets at a time. Of several at once, the first may close the connection of the second, and UCX
