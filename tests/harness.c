@@ -137,11 +137,13 @@ static double seconds_now(void) {
 }
 
 /* How many times longer everything may take, since others want the processors too. */
+#define MOST_PATIENCE 20 /* others wait for a minute at least */
+
 static double patience(void) {
     double load = 0, processors = (double)sysconf(_SC_NPROCESSORS_ONLN);
     if (getloadavg(&load, 1) != 1 || load < processors)
         return 1;
-    return load > 20 * processors ? 20 : load / processors;
+    return load > MOST_PATIENCE * processors ? MOST_PATIENCE : load / processors;
 }
 
 /* How many want a processor now, this one not counted: the most of several looks. */
@@ -181,9 +183,10 @@ int64_t test_moment(void) {
     if (known != 0)
         return known;
     double times = runnable_now() / (double)sysconf(_SC_NPROCESSORS_ONLN);
-    times = times > 20 ? 20 : times < 1 ? 1 : times;
+    times = times < 1 ? 1 : times;
     times = patience() / 4 > times ? patience() / 4 : times;
-    int64_t mine = (int64_t)(1e9 * times) * (test_sanitized() ? 3 : 1);
+    times *= test_sanitized() ? 3 : 1;
+    int64_t mine = (int64_t)(1e9 * (times < MOST_PATIENCE ? times : MOST_PATIENCE));
     return atomic_compare_exchange_strong(moment, &known, mine) ? mine : known;
 }
 
