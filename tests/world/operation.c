@@ -101,9 +101,9 @@ static tutti_error_info detail(void) {
     return info;
 }
 
-/* Waits outside of the group, so that nobody closes while others still look. */
+/* Waits outside of the group, so that nobody closes while others still look; for longer than these wait inside. */
 static void curtain(tutti_world *world, const char *key, int count) {
-    CHECK_OK(tutti_store_barrier(tutti_world_store(world), key, count, 60 * TU_SECOND));
+    CHECK_OK(tutti_store_barrier(tutti_world_store(world), key, count, 60 * test_moment()));
 }
 
 TEST_WORLD(operations_are_numbered_from_1_in_each_group, 3) {
