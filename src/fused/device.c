@@ -473,15 +473,15 @@ tu_shard tu_fused_part_of(const tu_fused_gather *gather, int part, int rank) {
  */
 #define DEEP_SCATTER 512
 #define SMALL_SCATTER ((int64_t)1 << 20) /* elements of all ranks' blocks */
-#define SMALL_SHARD ((int64_t)1 << 22)   /* elements of a shard's product of f8 */
+#define SMALL_GATHER ((int64_t)1 << 23)  /* likewise of the product of f8 of all shards */
 
 /* Of f8 the library has products of all shards at once with one scale, and of one shard at a time with scales of its
- * rows. It is as quick at least where shards are large. Nor has it everything. */
+ * rows. It is as quick at least where products are large. Nor has it everything. */
 static bool pays_f8(const tu_device_together *product) {
     bool library = product->dtype == TUTTI_F8_E4M3 && product->right_dtype == TUTTI_F8_E4M3 && product->bias == NULL &&
                    product->whole == NULL && product->scales_rows == product->scales_columns &&
                    product->columns % 16 == 0;
-    return !library || product->rows * product->columns < SMALL_SHARD;
+    return !library || product->size * product->rows * product->columns <= SMALL_GATHER;
 }
 
 static bool pays_together(const tu_device_together *product) {

@@ -196,12 +196,14 @@ typedef struct tu_backend_memory {
 
 /* What a kernel that is launched by somebody else, and waits for other ranks inside, has to know of its group: where it
  * finds that the group has ended and tells what went wrong (the layout is the backend's), its place among the group's
- * kernels, its deadline, what it is called in messages, and how many thread blocks of a whole processor each may be
- * there at once beside the other ranks'. */
+ * kernels, its deadline, what it is called in messages, how many thread blocks of a whole processor each may be there
+ * at once beside the other ranks', and whether it may come onto the device while the kernel in front of it on its
+ * stream ends, which it waits for first of all. */
 typedef struct tu_backend_kernel {
     uint64_t words, report, place, timeout_ns;
     uint32_t operation;
     int blocks;
+    bool overlaps;
 } tu_backend_kernel;
 /* Launches it, and says with how many thread blocks. */
 typedef tutti_status tu_backend_start(void *context, const tu_backend_kernel *kernel, unsigned *blocks);

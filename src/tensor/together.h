@@ -18,14 +18,17 @@
 /* What a rank has in symmetric memory for the others to write to, and counts for itself; zeroed at first. Numbers of
  * calls go up: a word that is behind the call's number says that it is not so yet. */
 typedef struct tu_together_board {
-    uint32_t calls;                   /* so far, of this rank's */
-    uint32_t finished, taken, copied; /* of a call: thread blocks, pieces of sums, warps' parts of the shard */
+    uint32_t calls; /* so far, of this rank's */
+    /* Of a call, in this rank's thread blocks: pieces of sums that were taken, parts of the shard that were copied,
+     * thread blocks that have ended. Whoever counts the last one sets them to 0 again. */
+    uint32_t taken, copied, finished;
     /* Written by that rank: it has begun the call. The number is the upper half; the lower one says which call it is,
      * and is the same on all ranks. */
     uint64_t entered[TU_TOGETHER_RANKS];
     uint32_t ready[TU_TOGETHER_RANKS]; /* likewise: its shard may be read */
     uint32_t left[TU_TOGETHER_RANKS];  /* it has read all shards */
-    uint32_t reserved[12];
+    uint32_t begun, read;              /* of a call: thread blocks that know its number; that have read all shards */
+    uint32_t reserved[10];
     /* Behind it, of scatters: for each half tile of this rank's block a word for each rank, which that rank writes. */
 } tu_together_board;
 

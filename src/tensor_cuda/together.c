@@ -25,7 +25,8 @@ static const char *const names[TU_TOGETHER_KERNELS] = {
 
 CUresult tu_gpu_together_load(tu_gpus *gpus, tu_gpu *gpu) {
     const tu_cuda_driver *driver = &gpus->driver;
-    if (gpu->major != 9 || driver->cuTensorMapEncodeTiled == NULL || driver->cuFuncSetAttribute == NULL)
+    if (gpu->major != 9 || driver->cuTensorMapEncodeTiled == NULL || driver->cuFuncSetAttribute == NULL ||
+        driver->cuLaunchKernelEx == NULL)
         return CUDA_SUCCESS;
     CUresult result = driver->cuModuleLoadData(&gpu->together, tu_gpu_together_image);
     for (int i = 0; i < TU_TOGETHER_KERNELS && result == CUDA_SUCCESS; i++) {
@@ -136,7 +137,7 @@ static CUresult describe_all(const tu_gpus *gpus, const tu_device_together *prod
                      (table){ product->dtype, product->left[i], product->depth,
                               product->scatters ? product->size * product->rows : product->rows, product->left_row },
                      TU_TILE_ROWS);
-    for (int i = 0; i < product->size && product->result != TUTTI_F32; i++)
+    for (int i = 0; i < product->size && product->scatters; i++)
         args->out[i] = describe(
             &made, (table){ product->result, product->out[i], product->columns, product->rows, product->columns }, 64);
     return made.result;
@@ -180,7 +181,7 @@ static tu_together_args arguments(const tu_device_together *product, const tu_ba
                               .column_scales = place_of(product->column_scales),
                               .bias = place_of(product->bias),
                               .whole = place_of(product->whole),
-                              .wide = place_of(product->out[0]),
+                              .results = place_of(product->out[0]),
                               .row_step = product->scales_rows,
                               .column_step = product->scales_columns,
                               .rank = product->rank,
@@ -201,6 +202,26 @@ static tu_together_args arguments(const tu_device_together *product, const tu_ba
     return args;
 }
 
+/* One thread block has a whole processor, so those of the kernel in front of it must have ended before its own begin:
+ * what overlaps is the launch, with what that one still stores. */
+static CUresult launch(const tu_gpus *gpus, CUfunction kernel, unsigned blocks, CUstream stream, tu_together_args *args,
+                       bool overlaps) {
+    void *parameters[1] = { args };
+    CUlaunchAttribute attribute = { .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                                    .value.number = overlaps };
+    CUlaunchConfig config = { .grid_x = blocks,
+                              .grid_y = 1,
+                              .grid_z = 1,
+                              .block_x = TU_TOGETHER_THREADS,
+                              .block_y = 1,
+                              .block_z = 1,
+                              .shared_bytes = TU_TOGETHER_SHARED,
+                              .stream = stream,
+                              .attributes = &attribute,
+                              .attribute_count = 1 };
+    return gpus->driver.cuLaunchKernelEx(&config, kernel, parameters, NULL);
+}
+
 tutti_status tu_gpu_together(void *state, int index, void *stream, const tu_device_together *product,
                              const tu_backend_kernel *kernel, unsigned *blocks) {
     tu_gpus *gpus = state;
@@ -210,14 +231,12 @@ tutti_status tu_gpu_together(void *state, int index, void *stream, const tu_devi
     if (status != TUTTI_OK)
         return status;
     tu_together_args args = arguments(product, kernel);
-    void *parameters[1] = { &args };
     int64_t tiles = product->size * ((product->rows + TU_TILE_ROWS - 1) / TU_TILE_ROWS) *
                     ((product->columns + TU_TILE_COLUMNS - 1) / TU_TILE_COLUMNS);
     *blocks = (unsigned)(tiles < kernel->blocks ? tiles : kernel->blocks);
     CUresult result = describe_all(gpus, product, &args);
     if (result == CUDA_SUCCESS)
-        result = gpus->driver.cuLaunchKernel(kernel_of(gpu, product), *blocks, 1, 1, TU_TOGETHER_THREADS, 1, 1,
-                                             TU_TOGETHER_SHARED, stream, parameters, NULL);
+        result = launch(gpus, kernel_of(gpu, product), *blocks, stream, &args, kernel->overlaps);
     if (result != CUDA_SUCCESS)
         status = tu_gpu_error(gpus, result, "launching a product of several ranks");
     tu_gpu_leave(gpus, pushed);

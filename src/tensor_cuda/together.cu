@@ -11,10 +11,11 @@
  * rows, in rank order and in f32, as soon as all have come, and rounds once.
  *
  * A thread block consists of teams of four warps. Two multiply, each one half of the rows of a tile, and do nothing
- * else that takes time: they leave what they have made in boxes in shared memory, and begin the next tile. Of the first
- * team one warp asks for what the tensor cores shall read, one sends the boxes off and announces them when they have
- * arrived, and two add; at the end all do. Nobody who multiplies waits for another rank's sums, so there is always
- * progress; no more thread blocks are launched than fit beside those of the other ranks on the device.
+ * else that takes time: of a gather they store what they have made, of a scatter they leave it in boxes in shared
+ * memory, and begin the next tile. Of the first team one warp asks for what the tensor cores shall read, one copies the
+ * shard, or sends the boxes off and announces them when they have arrived, and two add; at the end all do. Nobody who
+ * multiplies waits for another rank's sums, so there is always progress; no more thread blocks are launched than fit
+ * beside those of the other ranks on the device.
  *
  * F8: the tensor cores add with fewer bits than f32 has. So what they have made of 256 elements of the depth is added
  * to sums in f32, half of the columns at a time, while the other team's products are made; where the caller wants fast
@@ -28,6 +29,7 @@
 #define BAND 8                             /* tiles of rows that go together: what they read stays in the cache */
 #define BOX_COLUMNS 64                     /* of 2 bytes */
 #define TILE_BOXES (TU_TILE_COLUMNS / BOX_COLUMNS)
+#define WARP_BOX (TU_TOGETHER_BOX_BYTES / 4) /* a warp's rows of a box */
 
 /* What a kernel is made for, and how its registers are dealt out: to the warps that multiply, and to the others. */
 template <int Left, int Right, int ByRows, int Fast = 0> struct form {
@@ -57,6 +59,9 @@ struct room {
     }
     __device__ __forceinline__ uint64_t *loaded() const { /* of all boxes, while the shard is copied through them */
         return box_empty() + 2 * TU_TOGETHER_BOXES;
+    }
+    __device__ __forceinline__ uint64_t *used() const { /* what was fetched, and the scales of its rows, all of it */
+        return loaded() + 1;
     }
 };
 
@@ -288,13 +293,53 @@ template <int Kind> HERE void add_pieces(const tu_together_args &args, uint32_t 
 
 /* ---- one warp asks for what the tensor cores read ---- */
 
-template <class Form, int ByRows> HERE void fetch(const tu_together_args &args, const room &room, uint32_t number) {
-    int columns = TU_TILE_BYTES / Form::element, steps = steps_of<Form>(args), stage = 0, phase = 0;
+/* What a stage holds: 128 bytes of the depth. */
+template <class Form, int ByRows>
+HERE void fetch_step(const tu_together_args &args, const room &room, tile at, int step, int stage) {
+    const tu_tensor_map *left = &args.left[args.scatters ? 0 : at.rank];
+    int columns = TU_TILE_BYTES / Form::element,
+        row = (args.scatters ? at.rank * args.rows : 0) + at.row * TU_TILE_ROWS;
+    uint8_t *to = room.stages + stage * TU_TOGETHER_STAGE_BYTES, *right = to + TU_TILE_ROWS * TU_TILE_BYTES;
+    barrier_expect(&room.full()[stage], TU_TOGETHER_STAGE_BYTES);
+    load_box(to, left, &room.full()[stage], step * columns, row);
+    if (ByRows) {
+#pragma unroll
+        for (int i = 0; i < TU_TILE_COLUMNS / 64; i++)
+            load_box(right + i * 64 * TU_TILE_BYTES, &args.right, &room.full()[stage],
+                     at.column * TU_TILE_COLUMNS + i * 64, step * columns);
+    } else {
+        load_box(right, &args.right, &room.full()[stage], step * columns, at.column * TU_TILE_COLUMNS);
+    }
+}
+
+/* Fills stages where the first tile is made of this rank's own matrices, which wait for nobody. Returns how many. */
+template <class Form, int ByRows> HERE int fetch_first(const tu_together_args &args, const room &room) {
+    tile at = tile_at(args, (int)blockIdx.x);
+    int count = args.scatters || at.rank == args.rank ? min(steps_of<Form>(args), TU_TILE_STAGES) : 0;
+    for (int step = 0; step < count; step++)
+        fetch_step<Form, ByRows>(args, room, at, step, step);
+    return count;
+}
+
+/* Where nobody goes on before all have read: the last thread block to have tells the others that this rank has. Its
+ * results may still be on their way. */
+HERE void tell_read(const tu_together_args &args, const room &room, uint32_t number) {
+    tu_together_board *mine = board_of(args, args.rank);
+    barrier_await(room.used(), 0);
+    if (add_ordered(&mine->read, 1) != gridDim.x - 1)
+        return;
+    mine->read = 0;
+    fence_system();
+    for (int rank = 0; rank < args.size; rank++) /* pairs with the load in leave */
+        store_relaxed32(&board_of(args, rank)->left[args.rank], number);
+}
+
+/* `begun` stages are filled already. */
+template <class Form, int ByRows>
+HERE void fetch(const tu_together_args &args, const room &room, uint32_t number, int begun) {
+    int steps = steps_of<Form>(args), stage = begun % TU_TILE_STAGES, phase = begun / TU_TILE_STAGES;
     int count = tile_count(args), ready = args.rank;
-    prefetch_map(&args.right);
-    for (int rank = 0; rank < (args.scatters ? 1 : args.size); rank++)
-        prefetch_map(&args.left[rank]);
-    for (int index = (int)blockIdx.x; index < count; index += (int)gridDim.x) {
+    for (int index = (int)blockIdx.x; index < count; index += (int)gridDim.x, begun = 0) {
         tile at = tile_at(args, index);
         if (!args.scatters && at.rank != ready && at.rank != args.rank) {
             /* Without it what is read is not the shard, and the group has ended. */
@@ -303,27 +348,17 @@ template <class Form, int ByRows> HERE void fetch(const tu_together_args &args, 
             order_copies_global();
             ready = at.rank;
         }
-        const tu_tensor_map *left = &args.left[args.scatters ? 0 : at.rank];
-        int row = (args.scatters ? at.rank * args.rows : 0) + at.row * TU_TILE_ROWS;
-        for (int step = 0; step < steps; step++) {
-            uint8_t *to = room.stages + stage * TU_TOGETHER_STAGE_BYTES, *right = to + TU_TILE_ROWS * TU_TILE_BYTES;
+        for (int step = begun; step < steps; step++) {
             barrier_await(&room.empty()[stage], phase ^ 1);
-            barrier_expect(&room.full()[stage], TU_TOGETHER_STAGE_BYTES);
-            load_box(to, left, &room.full()[stage], step * columns, row);
-            if (ByRows) {
-#pragma unroll
-                for (int i = 0; i < TU_TILE_COLUMNS / 64; i++)
-                    load_box(right + i * 64 * TU_TILE_BYTES, &args.right, &room.full()[stage],
-                             at.column * TU_TILE_COLUMNS + i * 64, step * columns);
-            } else {
-                load_box(right, &args.right, &room.full()[stage], step * columns, at.column * TU_TILE_COLUMNS);
-            }
+            fetch_step<Form, ByRows>(args, room, at, step, stage);
             if (++stage == TU_TILE_STAGES) {
                 stage = 0;
                 phase ^= 1;
             }
         }
     }
+    if (args.leaves_together)
+        tell_read(args, room, number);
 }
 
 /* ---- one warp copies the shard, and sends off what the others have made ---- */
@@ -360,6 +395,8 @@ HERE void copy_shard(const tu_together_args &args, const room &room, bool may, u
         last = atomicAdd(&mine->copied, 1u) == gridDim.x - 1;
     if (!__shfl_sync(0xffffffffu, last, 0) || !may)
         return;
+    if (lane == 0)
+        mine->copied = 0;
     __threadfence_system();
     if (lane < args.size)
         store_release32(&board_of(args, lane)->ready[args.rank], number); /* pairs with the load in fetch */
@@ -409,7 +446,7 @@ HERE void send_boxes(const tu_together_args &args, const room &room, bool may, u
         }
         stores_await_read<0>();
         free_open(room, of);
-        if (!args.scatters || !may)
+        if (!may)
             continue;
         stores_await();
         order_copies_global();
@@ -417,6 +454,15 @@ HERE void send_boxes(const tu_together_args &args, const room &room, bool may, u
             store_release32(word_of(args, at.rank, half_tile_of(args, at.row, at.column, half), args.rank), number);
     }
     stores_await();
+}
+
+/* The last thread block that has read the call's number counts the call. */
+HERE void count_begun(const tu_together_args &args, uint32_t number) {
+    tu_together_board *mine = board_of(args, args.rank);
+    if (add_ordered(&mine->begun, 1) != gridDim.x - 1)
+        return;
+    mine->begun = 0;
+    mine->calls = number;
 }
 
 HERE void serve(const tu_together_args &args, const room &room, uint32_t number) {
@@ -430,7 +476,8 @@ HERE void serve(const tu_together_args &args, const room &room, uint32_t number)
         return;
     for (int i = 0; i < 2 * TU_TOGETHER_BOXES; i++)
         barrier_arrive(&room.box_empty()[i]);
-    if (args.result != F32)
+    count_begun(args, number);
+    if (args.scatters)
         send_boxes(args, room, may, number);
 }
 
@@ -519,11 +566,18 @@ HERE void multiply_tile_f8(const room &room, float (&sums)[128], place &at, int 
     }
 }
 
-/* ---- and leave what they have made in boxes ---- */
+/* ---- and leave what they have made in boxes, or store it ---- */
+
+/* Four matrices of 8 by 8, of the sums of sixteen columns: the lane says where a row of one of them goes. */
+template <int Kind> HERE void put_sixteen(uint32_t address, const float *x) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(narrow<Kind>(x[0], x[1])), "r"(narrow<Kind>(x[2], x[3])), "r"(narrow<Kind>(x[4], x[5])),
+                 "r"(narrow<Kind>(x[6], x[7]))
+                 : "memory");
+}
 
 template <int Kind> HERE void fill_boxes(const room &room, const float (&sums)[128], place &at, int team) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    /* Four matrices of 8 by 8: the lane says where a row of one of them goes. */
     int row = warp * 16 + (lane / 8 % 2) * 8 + lane % 8;
 #pragma unroll
     for (int part = 0; part < TILE_BOXES; part++) {
@@ -531,14 +585,8 @@ template <int Kind> HERE void fill_boxes(const room &room, const float (&sums)[1
         uint32_t address = shared_address(room.boxes() + box * TU_TOGETHER_BOX_BYTES) + row * 128;
         barrier_await(&room.box_empty()[box], at.box_phase);
 #pragma unroll
-        for (int i = 0; i < 4; i++) { /* sixteen columns each */
-            const float *x = sums + part * 32 + i * 8;
-            asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
-                             address + ((i * 2 + lane / 16) ^ (row % 8)) * 16),
-                         "r"(narrow<Kind>(x[0], x[1])), "r"(narrow<Kind>(x[2], x[3])), "r"(narrow<Kind>(x[4], x[5])),
-                         "r"(narrow<Kind>(x[6], x[7]))
-                         : "memory");
-        }
+        for (int i = 0; i < 4; i++)
+            put_sixteen<Kind>(address + ((i * 2 + lane / 16) ^ (row % 8)) * 16, sums + part * 32 + i * 8);
         order_copies_shared();
         __syncwarp();
         if (lane == 0)
@@ -576,19 +624,27 @@ HERE void fetch_column_scales(const tu_together_args &args, tile at) {
                  : "l"((const float *)args.column_scales + column * args.column_step));
 }
 
+HERE void apply_pair(float *x, float2 of_rows, float first, float second) {
+    x[0] = __fmul_rn(__fmul_rn(x[0], of_rows.x), first);
+    x[1] = __fmul_rn(__fmul_rn(x[1], of_rows.x), second);
+    x[2] = __fmul_rn(__fmul_rn(x[2], of_rows.y), first);
+    x[3] = __fmul_rn(__fmul_rn(x[3], of_rows.y), second);
+}
+
 /* As kernel_scaled has it, and no multiplication and addition in one. */
 HERE void apply_scales(const tu_together_args &args, float (&sums)[128], float2 of_rows, tile at) {
     const float *scales = (const float *)args.column_scales, *bias = (const float *)args.bias;
+    if (args.column_step == 0) {
+        float scale = __ldg(scales);
 #pragma unroll
-    for (int j = 0; j < 32; j++) {
-        int column = min(column_of_pair(at, j), args.columns - 2);
-        float first = __ldg(scales + column * args.column_step),
-              second = args.column_step == 0 ? first : __ldg(scales + column + 1);
-        float *x = sums + j * 4;
-        x[0] = __fmul_rn(__fmul_rn(x[0], of_rows.x), first);
-        x[1] = __fmul_rn(__fmul_rn(x[1], of_rows.x), second);
-        x[2] = __fmul_rn(__fmul_rn(x[2], of_rows.y), first);
-        x[3] = __fmul_rn(__fmul_rn(x[3], of_rows.y), second);
+        for (int j = 0; j < 32; j++)
+            apply_pair(sums + j * 4, of_rows, scale, scale);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 32; j++) {
+            int column = min(column_of_pair(at, j), args.columns - 2);
+            apply_pair(sums + j * 4, of_rows, __ldg(scales + column), __ldg(scales + column + 1));
+        }
     }
     if (bias == nullptr && args.whole == 0)
         return;
@@ -600,16 +656,51 @@ HERE void apply_scales(const tu_together_args &args, float (&sums)[128], float2 
     }
 }
 
+/* Results of a gather, which are this rank's own, in rows of 128 bytes: each warp turns its sixteen rows in a part of
+ * the boxes that is its own, 64 columns at a time, in two places by turns. Nobody is waited for: bulk copies would
+ * stand behind those that fetch the next tile. */
+template <int Kind>
+HERE void store_tile(const tu_together_args &args, const room &room, const float (&sums)[128], tile at, int team) {
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, row = lane % 16, piece = lane % 8;
+    int first = at.row * TU_TILE_ROWS + (team - 1) * 64 + warp * 16, column = at.column * TU_TILE_COLUMNS + piece * 8;
+    const uint8_t *mine = room.boxes() + ((team - 1) * 4 + warp) * 2 * WARP_BOX;
+    uint32_t address = shared_address(mine) + row * 128;
+    uint16_t *to = (uint16_t *)args.results + ((uint64_t)at.rank * args.rows + first) * args.columns + column;
+    barrier_await(&room.box_empty()[0], 0); /* the shard was copied through them */
+#pragma unroll
+    for (int part = 0; part < TILE_BOXES; part++, column += BOX_COLUMNS, to += BOX_COLUMNS) {
+        int place = part % 2 * WARP_BOX;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            put_sixteen<Kind>(address + place + ((i * 2 + lane / 16) ^ (row % 8)) * 16, sums + part * 32 + i * 8);
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int below = i * 4 + lane / 8;
+            uint4 eight = *(const uint4 *)(mine + place + below * 128 + (piece ^ (below % 8)) * 16);
+            if (first + below < args.rows && column < args.columns)
+                store_vector(to + (uint64_t)below * args.columns, eight);
+        }
+    }
+}
+
 /* Results in f32 go to memory as they are: this rank's own. */
 HERE void store_wide(const tu_together_args &args, const float (&sums)[128], tile at, int team) {
     int row = row_of_lane(at, team);
-    float *to = (float *)args.wide + ((uint64_t)at.rank * args.rows + row) * args.columns;
+    float *to = (float *)args.results + ((uint64_t)at.rank * args.rows + row) * args.columns;
 #pragma unroll
     for (int i = 0; i < 64; i++) {
         int column = column_of_pair(at, i / 2), below = i % 2 * 8;
         if (row + below < args.rows && column < args.columns)
             *(float2 *)(to + (uint64_t)below * args.columns + column) = make_float2(sums[i * 2], sums[i * 2 + 1]);
     }
+}
+
+/* By each warp that multiplies, in its last tile: it needs nothing of other ranks' any more. */
+HERE void tell_used(const room &room) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        barrier_arrive(room.used());
 }
 
 template <int Left, int Right, int ByRows, int Fast>
@@ -629,15 +720,22 @@ HERE void multiply_tiles(const tu_together_args &args, const room &room, int tea
             else
                 multiply_tile_f8<Left, Right>(room, sums, place, team, steps);
             apply_scales(args, sums, of_rows, at);
+            if (index + (int)gridDim.x >= count)
+                tell_used(room);
             if (args.result == BF16)
-                fill_boxes<BF16>(room, sums, place, team);
+                store_tile<BF16>(args, room, sums, at, team);
             else if (args.result == F16)
-                fill_boxes<F16>(room, sums, place, team);
+                store_tile<F16>(args, room, sums, at, team);
             else
                 store_wide(args, sums, at, team);
         } else {
             multiply_tile<Left, Right, ByRows>(room, sums, place, team, steps);
-            fill_boxes<Left>(room, sums, place, team);
+            if (index + (int)gridDim.x >= count)
+                tell_used(room);
+            if (args.scatters)
+                fill_boxes<Left>(room, sums, place, team);
+            else
+                store_tile<Left>(args, room, sums, at, team);
         }
     }
     if constexpr (!form::narrow)
@@ -647,9 +745,9 @@ HERE void multiply_tiles(const tu_together_args &args, const room &room, int tea
 
 /* ---- the kernel ---- */
 
-/* By the first warp of the first thread block: the others may count on this rank. */
+/* By a warp of the first thread block: the others may count on this rank. */
 HERE void enter(const tu_together_args &args, uint32_t number) {
-    int lane = threadIdx.x;
+    int lane = threadIdx.x % 32;
     __threadfence_system(); /* everything that earlier kernels of this stream stored */
     if (lane < args.size) {
         tu_together_board *theirs = board_of(args, lane);
@@ -663,27 +761,13 @@ HERE void enter(const tu_together_args &args, uint32_t number) {
 HERE void leave(const tu_together_args &args, uint32_t number) {
     tu_together_board *mine = board_of(args, args.rank);
     int lane = threadIdx.x;
-    bool last = false;
-    if (lane == 0) {
-        __threadfence();
-        last = atomicAdd(&mine->finished, 1u) == gridDim.x - 1;
-    }
-    if (__shfl_sync(0xffffffffu, last, 0)) {
-        __threadfence();
-        if (lane == 0) {
-            mine->finished = mine->taken = mine->copied = 0;
-            mine->calls = number;
-        }
-        if (args.leaves_together) {
-            __threadfence_system();
-            if (lane < args.size)
-                store_release32(&board_of(args, lane)->left[args.rank], number);
-            (void)await_all(args, mine->left, number);
-        }
-        __threadfence_system();
-    }
-    if (lane == 0)
-        count_end(args.group);
+    if (args.leaves_together && blockIdx.x == 0)
+        (void)await_all(args, mine->left, number);
+    if (lane != 0)
+        return;
+    if (args.scatters && add_ordered(&mine->finished, 1) == gridDim.x - 1)
+        mine->finished = mine->taken = 0;
+    count_end(args.group);
 }
 
 HERE room open_room(uint8_t *raw) {
@@ -699,6 +783,7 @@ HERE room open_room(uint8_t *raw) {
         barrier_open(&made.box_empty()[i], 1);
     }
     barrier_open(made.loaded(), 1);
+    barrier_open(made.used(), 8);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     order_copies_shared();
     return made;
@@ -710,7 +795,14 @@ template <int Left, int Right, int ByRows, int Fast> HERE void run(const tu_toge
     __shared__ uint32_t call, fault;
     int team = threadIdx.x / 128, warp = threadIdx.x / 32;
     room room = open_room(raw);
+    int begun = 0;
     if (threadIdx.x == 0) {
+        prefetch_map(&args.right);
+        for (int rank = 0; rank < (args.scatters ? 1 : args.size); rank++)
+            prefetch_map(&args.left[rank]);
+        await_kernel_before();
+        begun = fetch_first<form, ByRows>(args, room);
+    } else if (threadIdx.x == 32) {
         await_order(args.group, args.timeout_ns);
         fault = has_fault(args.group);
         call = load_relaxed32(&board_of(args, args.rank)->calls) + 1;
@@ -718,12 +810,12 @@ template <int Left, int Right, int ByRows, int Fast> HERE void run(const tu_toge
     __syncthreads();
     uint32_t number = call;
     if (fault == 0) {
-        if (blockIdx.x == 0 && warp == 0)
-            enter(args, number);
         if (team == 0) {
             asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(form::few));
+            if (warp == 2 && blockIdx.x == 0)
+                enter(args, number);
             if (threadIdx.x == 0)
-                fetch<form, ByRows>(args, room, number);
+                fetch<form, ByRows>(args, room, number, begun);
             else if (warp == 1)
                 serve(args, room, number);
             else if constexpr (!form::narrow)
@@ -734,6 +826,9 @@ template <int Left, int Right, int ByRows, int Fast> HERE void run(const tu_toge
             multiply_tiles<Left, Right, ByRows, Fast>(args, room, team, number);
         }
         __syncthreads();
+    } else {
+        for (int stage = 0; stage < begun; stage++) /* nothing may be on its way to a block that has ended */
+            barrier_await(&room.full()[stage], 0);
     }
     if (warp == 0) {
         if (fault == 0)

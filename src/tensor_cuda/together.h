@@ -48,8 +48,7 @@ enum {
 
 typedef struct tu_together_args {
     tu_tensor_map left[TU_TOGETHER_RANKS]; /* of a gather: the ranks' shards; of a scatter: the first is all rows */
-    tu_tensor_map out[TU_TOGETHER_RANKS];  /* of a gather: each shard's rows of the result; of a scatter: the place in
-                                              each rank's stage for this rank's products */
+    tu_tensor_map out[TU_TOGETHER_RANKS];  /* of a scatter: the place in each rank's stage for this rank's products */
     tu_tensor_map right;
     tu_cuda_group_words group;
     uint64_t timeout_ns;
@@ -63,7 +62,7 @@ typedef struct tu_together_args {
     /* Of f8, in f32: the scales of the rows of each shard, of the columns, the bias and the result's scale; the last
      * two may be 0. With a step of 0 there is one scale. */
     uint64_t row_scales[TU_TOGETHER_RANKS], column_scales, bias, whole;
-    uint64_t wide; /* of a gather whose result is f32: rank 0's rows of it */
+    uint64_t results; /* of a gather: rank 0's rows; the other ranks' follow */
     int32_t row_step, column_step;
     int32_t rank, size, rows, columns, depth; /* rows of a shard or of a rank's block */
     int32_t scatters;

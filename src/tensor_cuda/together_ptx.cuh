@@ -47,9 +47,34 @@ HERE bool barrier_has(uint64_t *barrier, int parity) {
                  : "memory");
     return there != 0;
 }
+/* The same, and does not wait. */
+HERE bool barrier_has_now(uint64_t *barrier, int parity) {
+    uint32_t there;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.b32 %0, 1, 0, p;\n}\n"
+                 : "=r"(there)
+                 : "r"(shared_address(barrier)), "r"(parity)
+                 : "memory");
+    return there != 0;
+}
 HERE void barrier_await(uint64_t *barrier, int parity) {
     while (!barrier_has(barrier, parity))
         ;
+}
+
+/* ---- words in memory ---- */
+
+/* What was before it on both sides is ordered: of this rank's thread blocks. Returns what was there. */
+HERE uint32_t add_ordered(uint32_t *word, uint32_t value) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");
+    return before;
+}
+HERE void store_relaxed32(uint32_t *word, uint32_t value) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+/* What comes behind it is seen by any rank after all that came before. */
+HERE void fence_system(void) {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
 /* ---- bulk copies ---- */

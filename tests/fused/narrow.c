@@ -143,7 +143,7 @@ TEST_GPU(sums_of_f8_along_a_long_depth_are_as_close_as_the_librarys_of_both_ways
                    others[fast]);
     }
     CHECK(errors[0] <= 3 * others[0] && errors[0] < 1e-3);
-    CHECK(errors[1] <= 1.1 * others[1] && errors[1] < 0.02);
+    CHECK(errors[1] <= 1.1 * others[1] && errors[1] < 0.1);
     CHECK(!is_hopper() || (tu_fused_together(group) - before == 2 && errors[0] < errors[1] && others[0] < others[1]));
     END;
 }

@@ -212,6 +212,7 @@ static tutti_status launch_in_order(const tu_backend_peers *peers, int kind, int
     kernel.words = order.words.words;
     kernel.report = order.words.report;
     kernel.place = order.words.place;
+    kernel.overlaps = !order.joined;
     status = start(context, &kernel, &blocks);
     if (status == TUTTI_OK && order.capture == 0)
         company = count_signal(peers, kind, peer, channel);
