@@ -727,3 +727,38 @@ TEST(communicators_of_some_ranks_alone_are_a_mismatch) {
     test_threads(RANKS, with_own, lent);
     CHECK_EQ(count("communicators"), RANKS);
 }
+
+/* A rendezvous that fails ends nothing: neither the group nor the communicators that were lent to it. */
+static void lend_late(tutti_world *world, void *argument) {
+    tutti_group *group = tutti_world_group(world);
+    int rank = tutti_group_rank(group);
+    tutti_peers *peers;
+    (void)argument;
+    gpu_begin();
+    CHECK_OK(tutti_memory_set_backend(world, TUTTI_CUDA, "nccl"));
+    lent[rank] = bring(group);
+    tutti_memory *memory = gpu_symmetric(world, 4096);
+    if (rank != 1)
+        CHECK_OK(tutti_backend_communicator(group, "nccl", lent[rank]));
+    CHECK_STATUS(tutti_memory_rendezvous(memory, group, &peers), TUTTI_ERROR_MISMATCH);
+    CHECK_MESSAGE("rank 1 does not");
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_EQ(count("revoked"), 0);
+    if (rank == 1)
+        CHECK_OK(tutti_backend_communicator(group, "nccl", lent[rank]));
+    CHECK_OK(tutti_memory_rendezvous(memory, group, &peers));
+    float *data = tutti_memory_data(memory);
+    CHECK_OK(tutti_all_reduce(group, data, data, 1, TUTTI_F32, TUTTI_SUM, BY_NCCL));
+    CHECK_OK(tutti_barrier(group, NULL));
+    CHECK_EQ(count("revoked"), 0);
+    CHECK_OK(tutti_barrier(group, NULL)); /* a rank that leaves alone may revoke, after a while, to come out of NCCL */
+    tutti_peers_release(peers);
+    tutti_memory_release(memory);
+    gpu_end();
+}
+
+TEST(a_communicator_that_was_lent_too_early_is_the_programs_as_it_was) {
+    begin();
+    test_threads(RANKS, lend_late, NULL);
+    CHECK_EQ(count("communicators"), RANKS);
+}

@@ -582,6 +582,8 @@ static tutti_status make(tu_nccl *nccl, tutti_group *group, int device_index, in
     pthread_cond_broadcast(&nccl->lock_change);
     pthread_mutex_unlock(&nccl->lock);
     if (status != TUTTI_OK) {
+        if (on->brought && !has_ended(on))
+            (void)take_comm(on); /* nothing ran on it: it is the program's as it was, and can be brought again */
         tu_nccl_abort(on);
         free_group(on);
         return status;
