@@ -341,35 +341,6 @@ static void one_dies(tutti_world *world) {
     CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_DEAD); /* the group has ended */
 }
 
-/* One ends without a word in the middle of long messages from and to it. */
-static void one_dies_amid(tutti_world *world) {
-    tutti_group *group = tutti_world_group(world);
-    enum {
-        COUNT = 1 << 20
-    };
-    float *in = calloc(COUNT, sizeof *in), *out = calloc(COUNT, sizeof *out);
-    tutti_work *work;
-    CHECK_OK(tutti_barrier(group, NULL));
-    tutti_status status = TUTTI_OK;
-    if (tutti_world_rank(world) == 1) {
-        CHECK_OK(
-            tutti_all_reduce(group, in, out, COUNT, TUTTI_F32, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &work)));
-        kill(getpid(), SIGKILL);
-    }
-    while (status == TUTTI_OK)
-        status = tutti_all_reduce(group, in, out, COUNT, TUTTI_F32, TUTTI_SUM, NULL);
-    CHECK_STATUS(status, TUTTI_ERROR_DEAD);
-    CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_DEAD);
-    free(in); /* nobody adds anything up in it any more */
-    free(out);
-}
-
-TEST(a_process_that_dies_amid_long_messages_ends_them_on_every_host) {
-    on_hosts(one_each, 2, one_dies_amid);
-    on_hosts(one_on_three, 3, one_dies_amid);
-    on_hosts(two_and_two, 4, one_dies_amid);
-}
-
 TEST(a_dead_process_ends_the_waits_on_every_host) {
     on_hosts(one_each, 2, one_dies);
     on_hosts(two_and_two, 4, one_dies);
