@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process group in Python: PyTorch's calls as Tutti's. The C++ part (shim) does the same."""
-# mypy: disable-error-code="override,misc"  # PyTorch's stubs have forms of these methods that it does not call
+# PyTorch's stubs have forms of these methods that it does not call.
+# mypy: disable-error-code="override,misc,assignment"
 import ctypes
 import os
 import queue
@@ -304,7 +305,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
         else:
             sizes = _sizes(counts)
             call = (lib.tutti_all_gather_v, (source.data_ptr(), flat.data_ptr(), sizes, None, number))
-        return self._run(*call, opts, output_tensors, (source, flat, sizes), _copies(flat, outputs))
+        return self._run(call[0], call[1], opts, output_tensors, (source, flat, sizes), _copies(flat, outputs))
 
     def _gather_call(self, output: torch.Tensor, tensor: torch.Tensor) -> Any:
         source = _dense(tensor)
@@ -317,7 +318,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = c10d.AllgatherOptions()) -> Any:
         call, kept, finish = self._gather_call(output, input)
-        return self._run(*call, opts, output, kept, finish)
+        return self._run(call[0], call[1], opts, output, kept, finish)
 
     def all_gather_single_coalesced(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = c10d.AllgatherOptions()) -> Any:
         parts = [self._gather_call(*pair) for pair in zip(outputs, inputs)]
@@ -348,7 +349,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
 
     def reduce_scatter_single(self, outputTensor: torch.Tensor, inputTensor: torch.Tensor, opts: Any = c10d.ReduceScatterOptions()) -> Any:
         call, kept, finish = self._scatter_call(outputTensor, inputTensor, _reduction(opts.reduceOp, "reduce_scatter"))
-        return self._run(*call, opts, outputTensor, kept, finish)
+        return self._run(call[0], call[1], opts, outputTensor, kept, finish)
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = c10d.ReduceScatterOptions()) -> Any:
         reduction = _reduction(opts.reduceOp, "reduce_scatter")
@@ -372,7 +373,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
         else:
             sizes = _sizes(counts)
             call = (lib.tutti_reduce_scatter_v, (flat.data_ptr(), target.data_ptr(), sizes, number, reduction))
-        return self._run(*call, opts, output_tensors, (flat, target, sizes), finish)
+        return self._run(call[0], call[1], opts, output_tensors, (flat, target, sizes), finish)
 
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = c10d.GatherOptions()) -> Any:
         source = _dense(_one(input_tensors, "gather"))

@@ -16,7 +16,7 @@ import copy
 import ctypes
 import os
 import weakref
-from typing import Any, Optional, Sequence
+from typing import Any, List, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -30,12 +30,13 @@ from .member import destroyed, member_of, worlds
 from .work import raise_error
 
 _Call = struct("tutti_call")
+_group_named: Any = dist.distributed_c10d._resolve_process_group
 
 
 def _resolve(group: Any) -> Any:
     """This rank in a process group, given as that or by its name."""
     if isinstance(group, str):
-        group = dist.distributed_c10d._resolve_process_group(group)
+        group = _group_named(group)
     member = member_of(group)
     if member is None:
         raise ValueError(f"tutti: symmetric memory of the CPU needs a process group of the backend tutti, not of {dist.get_backend(group)}")
@@ -57,7 +58,7 @@ def _tensor_over(address: Any, shape: Sequence[int], dtype: torch.dtype, owner: 
         count *= size
     if count == 0:
         return torch.empty(shape, dtype=dtype)
-    block = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    block: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     block._owner = owner
     return torch.frombuffer(block, dtype=dtype).view(shape)
 
@@ -66,12 +67,13 @@ class _Block:
     """A block of symmetric memory; tensors over it keep it."""
 
     def __init__(self, handle: int) -> None:
-        self.handle, self.address, self.rendezvoused = handle, lib.tutti_memory_data(handle), []
+        self.handle, self.address = handle, lib.tutti_memory_data(handle)
+        self.rendezvoused: List[Any] = []
         self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_memory_release, handle)
         self._release.atexit = False
 
 
-_blocks = weakref.WeakValueDictionary()  # by address
+_blocks: Any = weakref.WeakValueDictionary()  # by address
 
 
 def empty(*size: Any, dtype: Optional[torch.dtype] = None, device: Any = None) -> torch.Tensor:
@@ -86,7 +88,7 @@ def empty(*size: Any, dtype: Optional[torch.dtype] = None, device: Any = None) -
     count = 1
     for each in size:
         count *= each
-    handle = ctypes.c_void_p()
+    handle: Any = ctypes.c_void_p()
     status = lib.tutti_memory_alloc(world._handle, max(1, count) * dtype.itemsize, None, ctypes.byref(handle))
     if status:
         raise_error(status)
@@ -117,7 +119,7 @@ class SymmetricMemory:
 
     def _at(self, offset: int) -> Any:
         """The same blocks, for a tensor that lies elsewhere in them."""
-        other = copy.copy(self)
+        other: Any = copy.copy(self)
         other.offset, other._first = offset, self  # which releases them
         return other
 
@@ -140,7 +142,7 @@ class SymmetricMemory:
             raise_error(status)
         return _tensor_over(view.data, sizes, dtype, self)
 
-    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> torch.Tensor:
+    def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: Any = 0) -> torch.Tensor:
         """A part of a rank's block as a tensor over that very memory; storage_offset in elements."""
         return self._view(lib.tutti_peers_get_buffer, rank, sizes, dtype, storage_offset)
 
@@ -201,7 +203,7 @@ def enable_symm_mem_for_group(group_name: str) -> None:
 
 
 def is_symm_mem_enabled_for_group(group_name: str) -> bool:
-    return member_of(dist.distributed_c10d._resolve_process_group(group_name)) is not None
+    return member_of(_group_named(group_name)) is not None
 
 
 # ---- operations ----
@@ -381,7 +383,7 @@ for _name, _function in {"one_shot_all_reduce": _one_shot, "one_shot_all_reduce_
 # ---- the same with gradients, under a name of their own ----
 
 def _size_of(group_name: str) -> Any:
-    return dist.distributed_c10d._resolve_process_group(group_name).size()
+    return _group_named(group_name).size()
 
 
 @torch.library.custom_op("tutti::one_shot_all_reduce", mutates_args=())
