@@ -46,12 +46,12 @@ static int failed(const char *name) {
 }
 
 /* A GPU that had nothing to do is slow at first, and then it would be what the host waits for. */
-static void wake(tt_tensor *square) {
+static tutti_status wake(tt_tensor *square) {
     tt_scope scope = tt_scope_open();
     for (int i = 0; i < 100; i++)
         tt_matmul(square, square);
     tt_synchronize(device);
-    tt_scope_close(&scope);
+    return tt_scope_close(&scope);
 }
 
 static int measure(void) {
@@ -59,7 +59,8 @@ static int measure(void) {
     tt_grad_mode(false);
     tt_tensor *tiny = made(TUTTI_F32, tt_shape(16)), *other = made(TUTTI_F32, tt_shape(16));
     tt_tensor *x = made(TUTTI_F32, tt_shape(16 << 20)), *y = made(TUTTI_F32, tt_shape(16 << 20));
-    wake(tt_view(x, tt_shape(4096, 4096)));
+    if (wake(tt_view(x, tt_shape(4096, 4096))) != TUTTI_OK)
+        return failed("matmul");
     MEASURE("host add [16]", 200, tt_add(tiny, other)); /* few: a stream that is full makes the host wait for the GPU */
     host = false;
     tt_tensor *narrow = tt_to(x, TUTTI_BF16);
