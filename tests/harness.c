@@ -136,9 +136,9 @@ static double seconds_now(void) {
     return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
 }
 
-/* How many times longer everything may take, since others want the processors too. */
-#define MOST_PATIENCE 20 /* others wait for a minute at least */
+#define MOST_PATIENCE 20 /* who waits for a test's ranks does so for a minute at least */
 
+/* How many times longer everything may take, since others want the processors too. */
 static double patience(void) {
     double load = 0, processors = (double)sysconf(_SC_NPROCESSORS_ONLN);
     if (getloadavg(&load, 1) != 1 || load < processors)
