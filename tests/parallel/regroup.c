@@ -167,15 +167,20 @@ TEST(a_death_in_the_middle_of_a_step_asks_for_a_checkpoint) {
 typedef struct places {
     int step, regroup; /* allocation at which rank 1 dies in its step, or rank 2 while it cuts anew; 0: at none */
     atomic_int spared; /* ranks that came through, having made fewer */
+    atomic_int cut;    /* ranks other than rank 2 that are done with cutting anew */
     atomic_int finished, from_memory;
 } places;
 
 static const char allocations[] = "malloc,calloc,realloc,aligned_alloc";
 
-/* Runs on until it dies, or is spared. */
-static void end_of_victim(places *shared) {
+/* Runs on until it dies, or is spared; then it dies behind so many others' last steps, which it shall not end. */
+static void end_of_victim(places *shared, int others) {
     if (!test_fail_disarm())
         atomic_fetch_add(&shared->spared, 1);
+    if (test_on_device())
+        tt_synchronize(test_device()); /* what it had begun */
+    while (atomic_load(&shared->cut) < others)
+        usleep(1000);
     kill(getpid(), SIGKILL);
 }
 
@@ -185,7 +190,8 @@ static bool go_on_from_memory(tt_fully_sharded *sharded, tutti_group *rest, plac
         test_kill_arm(allocations, shared->regroup);
     bool whole = tt_fully_sharded_regroup(sharded, rest);
     if (dies)
-        end_of_victim(shared);
+        end_of_victim(shared, tutti_group_size(rest) - 1);
+    atomic_fetch_add(&shared->cut, 1);
     return whole;
 }
 
@@ -208,7 +214,7 @@ static tutti_status die_somewhere(tutti_world *world, void *argument) {
         test_kill_arm(allocations, shared->step);
     CHECK(tt_fully_sharded_step(sharded));
     if (rank == 1)
-        end_of_victim(shared);
+        end_of_victim(shared, 0);
     step_alone(alone.root, reference, ranks, 1);
     CHECK_OK(tutti_group_shrink(group, NULL, &rest));
     bool whole = go_on_from_memory(sharded, rest, shared);
