@@ -86,28 +86,31 @@ static tutti_work *take_first(tu_works *works) {
 }
 
 /* Dropping a work may end its group, and the state with it: on the helper's thread alone, since every other thread that
- * runs works is in a call on the group. The helper then finds itself an orphan and touches the state no more. */
-static void run_queue(tu_collective *state) {
+ * runs works is in a call on the group. The helper then finds itself an orphan and touches the state no more. The queue
+ * is run to its end, or until that work is done, where one is named: whoever waits for a work has better things to do
+ * than what was started behind it, and the helper, which was woken up for all of them, is there for that. */
+static void run_queue(tu_collective *state, const tutti_work *until) {
     tu_works *works = atomic_load_explicit(&state->works, memory_order_acquire);
-    for (tutti_work *work; works != NULL && !is_orphan(works) && (work = take_first(works)) != NULL;) {
+    for (tutti_work *work; works != NULL && !is_orphan(works) && !(until != NULL && tu_work_done(until)) &&
+                           (work = take_first(works)) != NULL;) {
         run_work(work);
         tell(works);
         tu_work_drop(work);
     }
 }
 
-/* Finishes the open work and runs the queue. */
-static void run_all(tu_collective *state) {
+/* Finishes the open work and runs the queue, as above. */
+static void run_all(tu_collective *state, const tutti_work *until) {
     tu_works *works = atomic_load_explicit(&state->works, memory_order_acquire);
     finish_open(state);
     if (works != NULL && !is_orphan(works))
-        run_queue(state);
+        run_queue(state, until);
 }
 
 tu_works *tu_works_drain_slowly(tu_collective *state) {
-    run_all(state);
+    run_all(state, NULL);
     tu_works *works = atomic_load_explicit(&state->works, memory_order_acquire);
-    for (; works != NULL; run_queue(state)) {
+    for (; works != NULL; run_queue(state, NULL)) {
         pthread_mutex_lock(&works->lock);
         if (works->first == NULL)
             break;
@@ -146,7 +149,7 @@ static void *help(void *argument) {
         pthread_mutex_unlock(&works->lock);
         if (tu_collective_lock(state, INT64_MAX) == TUTTI_OK) {
             state->helping = true;
-            run_all(state);
+            run_all(state, NULL);
             if (!is_orphan(works)) {
                 state->helping = false;
                 tu_collective_unlock(state);
@@ -431,7 +434,7 @@ tutti_status tu_works_wait(tutti_work *work, int64_t deadline) {
             if (is_open(state, work))
                 status = finish_by(state, work, deadline);
             else if (!tu_work_done(work) && deadline >= work->task.deadline)
-                run_all(state);
+                run_all(state, work);
             tu_collective_unlock(state);
             if (status == TUTTI_ERROR_TIMEOUT)
                 return status;

@@ -183,6 +183,37 @@ TEST_WORLD(a_wait_that_runs_out_of_time_leaves_the_work_running, 2) {
     CHECK_EQ(sum, 2);
 }
 
+/* Rank 1 starts the second one when rank 0 has told that its wait for the first is over. */
+TEST_WORLD(a_wait_ends_with_its_work_whatever_was_started_behind_it, 2) {
+    enum {
+        ROUNDS = 20,
+        COUNT = 1 << 18 /* queued: too large to be finished where it is started */
+    };
+    tutti_group *group = tutti_world_group(world);
+    tutti_store *store = tutti_world_store(world);
+    char *data = calloc(4, COUNT), key[32];
+    const char *told = key;
+    for (int i = 0; i < ROUNDS; i++) {
+        tutti_work *works[2];
+        snprintf(key, sizeof key, "first %d is over", i);
+        for (int k = 0; k < 2; k++) {
+            if (k == 1 && tutti_world_rank(world) == 1) {
+                CHECK_OK(tutti_work_wait(works[0], 0));
+                CHECK_OK(tutti_store_wait(store, &told, 1, INT64_C(60000000000)));
+            }
+            CHECK_OK(tutti_all_reduce(group, data + (size_t)2 * k * COUNT, data + (size_t)(2 * k + 1) * COUNT, COUNT,
+                                      TUTTI_U8, TUTTI_SUM, TUTTI_OPTIONS(tutti_call, .work = &works[k])));
+        }
+        CHECK_OK(tutti_work_wait(works[0], 0));
+        if (tutti_world_rank(world) == 0)
+            CHECK_OK(tutti_store_set(store, key, "", 0));
+        CHECK_OK(tutti_work_wait(works[1], 0));
+        tutti_work_release(works[0]);
+        tutti_work_release(works[1]);
+    }
+    free(data);
+}
+
 /* A large work is queued for the helper, a small one stays open. Rank 1 comes to neither. */
 static void wait_as_long_as_the_work(tutti_world *world, void *argument) {
     size_t count = *(const size_t *)argument;
