@@ -649,7 +649,7 @@ tutti_status tu_fused_add_beside(tu_fused_run *run, size_t offset, void *to, int
                               .dtype = (int32_t)dtype,
                               .average = reduction == TUTTI_AVG };
     int64_t blocks = (count + THREADS * EACH - 1) / (THREADS * EACH);
-    char name[64];
+    char name[TU_KERNEL_NAME];
     tutti_status status = follow(run->device, run->room->beside, run->stream);
     if (status == TUTTI_OK)
         status = meet_on(run, run->room->beside);

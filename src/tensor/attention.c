@@ -377,7 +377,7 @@ static bool has_tiles(const tu_call *call) {
 }
 
 static tutti_status launch_tiles(const tu_call *call, const char *name, int64_t rows, const tu_launch_tiles *tiles) {
-    char plain[48], full[64];
+    char plain[48], full[TU_KERNEL_NAME];
     const tt_tensor *query = call->inputs[0];
     int depth = (int)query->sizes[query->ndim - 1];
     bool narrow = is_narrow(query);
@@ -509,7 +509,7 @@ static tt_tensor *new_scores(const tu_call *call, const heads *job, tutti_dtype 
 
 static tutti_status launch_scores(const char *name, tutti_dtype dtype, const heads *job, int64_t rows,
                                   tt_tensor *scores, tu_launch_scores flat) {
-    char full[64];
+    char full[TU_KERNEL_NAME];
     enum {
         THREADS = 128
     };

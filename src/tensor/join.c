@@ -280,7 +280,7 @@ static tutti_status add_on_device(tu_call *call, int dim, bool scatters) {
     tt_tensor *sum = tu_stage_out(call->outputs[0], compute);
     tutti_status status = index != NULL && source != NULL && sum != NULL ? tu_copy_tensor(sum, x) : TUTTI_ERROR_MEMORY;
     if (status == TUTTI_OK) {
-        char name[64];
+        char name[TU_KERNEL_NAME];
         tu_launch_index flat = { .from = tu_place_of(tu_pointer(source)),
                                  .to = tu_place_of(tu_pointer(sum)),
                                  .index = tu_place_of(tu_pointer(index)),

@@ -192,7 +192,7 @@ static tutti_status entropy_backward_on_device(tu_call *call, int64_t ignore) {
     bool whole = owns_gaps(call->outputs[0]);
     tutti_status status = TUTTI_ERROR_MEMORY;
     if (logits != NULL && targets != NULL && sums != NULL && share != NULL && grad != NULL && out != NULL) {
-        char name[64];
+        char name[TU_KERNEL_NAME];
         tu_launch_rows flat = { .x = tu_place_of(tu_pointer(logits)),
                                 .other = tu_place_of(tu_pointer(grad)),
                                 .out = tu_place_of(tu_pointer(out)),

@@ -42,7 +42,7 @@ static tutti_status multiply_there(tu_device *device, const tu_device_product *g
     if (status != TUTTI_ERROR_UNSUPPORTED || product->bias != NULL)
         return status;
     tutti_dtype compute = tu_compute_dtype(product->dtype);
-    char name[64];
+    char name[TU_KERNEL_NAME];
     tu_launch_product flat = { .left = tu_place_of(product->left.data),
                                .right = tu_place_of(product->right.data),
                                .out = tu_place_of(product->out.data),
@@ -235,7 +235,7 @@ static tutti_status multiply_biased(tu_device *device, tu_device_product product
 /* sum + bias into out, the product of a linear layer and its bias. */
 static tutti_status add_bias(const tu_call *call, tt_tensor *sum, tt_tensor *bias, tt_tensor *out) {
     if (adds_quickly(out, sum, bias)) {
-        char name[64];
+        char name[TU_KERNEL_NAME];
         tu_launch_bias flat = { tu_place_of(tu_pointer(sum)), tu_place_of(tu_pointer(out)),
                                 tu_place_of(tu_pointer(bias)), out->numel / bias->numel, bias->numel };
         return tu_device_launch(tu_device_of(out), tu_kernel_name(name, "bias", out->dtype), out->numel / 4,

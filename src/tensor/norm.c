@@ -220,7 +220,7 @@ enum {
 
 /* The gradient of the rows, and those of weight and bias in two steps. */
 static tutti_status launch_backward(tu_device *device, tutti_dtype dtype, const tu_launch_rows *flat) {
-    char name[64];
+    char name[TU_KERNEL_NAME];
     int64_t parts = (flat->count + TU_NORM_PART - 1) / TU_NORM_PART;
     tutti_status status = tu_device_launch_rows(device, "norm_backward", dtype, flat);
     if (status == TUTTI_OK)

@@ -91,10 +91,9 @@ static tu_device *known_device(tutti_device number) {
                                 memory_order_acquire); /* pairs with open_device */
 }
 
-tutti_status tu_device_get(tutti_device number, tu_device **found) {
+/* For the first time, or the current one. */
+static __attribute__((noinline)) tutti_status find_device(tutti_device number, tu_device **found) {
     tu_process_devices *devices = tu_process_devices_get();
-    if ((*found = known_device(number)) != NULL)
-        return TUTTI_OK;
     pthread_mutex_lock(&devices->lock);
     tutti_status status = open_device(devices, tutti_device_index(number), found);
     pthread_mutex_unlock(&devices->lock);
@@ -102,6 +101,11 @@ tutti_status tu_device_get(tutti_device number, tu_device **found) {
         return status;
     return tu_error(TUTTI_ERROR_UNSUPPORTED, "there are no tensors on the device %s: %s", tutti_device_name(number),
                     tutti_error_message());
+}
+
+tutti_status tu_device_get(tutti_device number, tu_device **found) {
+    *found = known_device(number);
+    return __builtin_expect(*found != NULL, 1) ? TUTTI_OK : find_device(number, found);
 }
 
 tu_device *tu_device_of(const tt_tensor *x) {
@@ -271,10 +275,14 @@ tutti_status tu_device_read(const tu_device *device, void *to, const void *from,
 
 /* ---- kernels ---- */
 
+/* Of the last sixteen characters, in which names differ, eight at a time; every call that has no kernel at hand looks
+ * one up. */
 static uint64_t hash_of(const char *name) {
-    uint64_t hash = 1469598103934665603u;
-    for (; *name != 0; name++)
-        hash = (hash ^ (unsigned char)*name) * 1099511628211u;
+    uint64_t words[2] = { 0, 0 };
+    size_t length = strlen(name), last = length < 8 ? length : 8, before = length - last < 8 ? length - last : 8;
+    memcpy(&words[0], name + length - last, last);
+    memcpy(&words[1], name + length - last - before, before);
+    uint64_t hash = (words[0] ^ words[1] * 0x9e3779b97f4a7c15u ^ length) * 0xff51afd7ed558ccdu;
     return hash ^ hash >> 32;
 }
 
@@ -364,16 +372,32 @@ uint64_t tu_device_fault_place(const tu_device *device) {
     return tu_place_of(device->table->fault_place(device->state, device->index));
 }
 
-const char *tu_kernel_name(char buffer[64], const char *name, tutti_dtype dtype) {
-    snprintf(buffer, 64, "kernel_%s_%s", name, tutti_dtype_name(dtype));
+const char *tu_kernel_name_of(char buffer[TU_KERNEL_NAME], int count, const char *const *parts) {
+    char *at = buffer, *end = buffer + TU_KERNEL_NAME - 1;
+    for (int i = -1; i < count; i++) {
+        const char *part = i < 0 ? "kernel" : parts[i];
+        size_t length = strlen(part), room = (size_t)(end - at);
+        if (i >= 0 && room > 0) {
+            *at++ = '_';
+            room--;
+        }
+        length = length < room ? length : room; /* what is cut off has no kernel, and the error says its name */
+        memcpy(at, part, length);
+        at += length;
+    }
+    *at = 0;
     return buffer;
+}
+
+const char *tu_kernel_name(char buffer[TU_KERNEL_NAME], const char *name, tutti_dtype dtype) {
+    return tu_kernel_name_of(buffer, 2, (const char *const[]){ name, tutti_dtype_name(dtype) });
 }
 
 tutti_status tu_device_launch_rows(tu_device *device, const char *name, tutti_dtype dtype, const tu_launch_rows *rows) {
     enum {
         THREADS = 128
     };
-    char full[64];
+    char full[TU_KERNEL_NAME];
     int64_t each = dtype == TUTTI_F64 ? 8 : 4; /* rows of a block: a team of 16 or 32 threads has one */
     return tu_device_launch_blocks(device, tu_kernel_name(full, name, dtype), (rows->count + each - 1) / each, THREADS,
                                    rows);
@@ -571,14 +595,18 @@ static int any_form(tutti_dtype compute) {
                                    : ANY_I64;
 }
 
+static int dense_form_of(tutti_dtype dtype) {
+    return dtype == TUTTI_F32    ? DENSE_F32
+           : dtype == TUTTI_F64  ? DENSE_F64
+           : dtype == TUTTI_BF16 ? DENSE_BF16
+           : dtype == TUTTI_F16  ? DENSE_F16
+                                 : -1;
+}
+
 /* The form for dense operands of one type, or -1. */
 static int dense_form(const tu_launch_loop *loop) {
     int32_t dtype = loop->at[0].dtype;
-    int form = dtype == TUTTI_F32    ? DENSE_F32
-               : dtype == TUTTI_F64  ? DENSE_F64
-               : dtype == TUTTI_BF16 ? DENSE_BF16
-               : dtype == TUTTI_F16  ? DENSE_F16
-                                     : -1;
+    int form = dense_form_of(dtype);
     if (loop->ndim != 1)
         return -1;
     for (int k = 0; k < loop->operands; k++) {
@@ -598,8 +626,8 @@ static tutti_status pointwise_kernel(tu_device *device, const tu_call *call, int
     *kernel = atomic_load_explicit(place, memory_order_relaxed);
     if (__builtin_expect(*kernel != NULL, 1))
         return TUTTI_OK;
-    char name[96];
-    snprintf(name, sizeof name, "kernel_%s_%s", call->entry->name, form_names[form]);
+    char name[TU_KERNEL_NAME];
+    tu_kernel_name_of(name, 2, (const char *const[]){ call->entry->name, form_names[form] });
     tutti_status status = find_kernel(device, name, kernel);
     if (status == TUTTI_OK)
         atomic_store_explicit(place, *kernel, memory_order_relaxed);
@@ -625,26 +653,64 @@ static void take_numbers(const tu_call *call, tu_launch_loop *flat) {
     }
 }
 
+static bool lies_dense(const tt_tensor *x, const tt_tensor *out) {
+    return x->flags & TU_CONTIGUOUS && x->numel == out->numel && x->dtype == out->dtype &&
+           tu_place_of(tu_pointer(x)) % 16 == 0;
+}
+
+/* The usual call: dense tensors of one type and of one size, and numbers of the host. It is read off them, without a
+ * loop in between, and what its kernel does not read is not set. Its form; -1: this is no such call. */
+static int plain_call(const tu_call *call, tutti_dtype compute, tu_launch_loop *flat, tutti_status *status) {
+    const tt_tensor *out = call->outputs[0];
+    int form = lies_dense(out, out) ? dense_form_of(out->dtype) : -1;
+    for (int i = 0; i < call->input_count && form >= 0; i++)
+        if (tu_on_device(call->inputs[i]) && !lies_dense(call->inputs[i], out))
+            form = -1;
+    if (form < 0)
+        return -1;
+    flat->total = flat->sizes[0] = out->numel;
+    flat->ndim = 1;
+    flat->operands = call->input_count + 1;
+    for (int k = 0; k <= call->input_count && *status == TUTTI_OK; k++) {
+        const tt_tensor *x = k == 0 ? out : call->inputs[k - 1];
+        tu_launch_operand *operand = &flat->at[k];
+        operand->data = tu_place_of(tu_pointer(x));
+        operand->strides[0] = 1;
+        operand->dtype = x->dtype;
+        operand->literal = 0;
+        if (!tu_on_device(x))
+            *status = make_literal(operand, x, compute);
+    }
+    return form;
+}
+
+/* Any other: by a loop. The form, as above. */
+static int looped_call(const tu_call *call, tutti_dtype compute, tu_launch_loop *flat, tutti_status *status) {
+    tu_loop loop;
+    tu_loop_init(&loop, call->outputs[0], call->input_count, call->inputs);
+    *flat = flat_loop(&loop);
+    for (int i = 0; i < call->input_count && *status == TUTTI_OK; i++)
+        if (!tu_on_device(call->inputs[i]))
+            *status = make_literal(&flat->at[i + 1], call->inputs[i], compute);
+    return dense_form(flat);
+}
+
 tutti_status tu_pointwise_cuda(tu_call *call) {
     tutti_dtype compute = tu_pointwise_compute(call);
     tt_tensor *out = call->outputs[0];
     tu_device *device = tu_device_of(out);
-    tu_loop loop;
+    tu_launch_loop flat;
+    tutti_status status = TUTTI_OK;
+    void *kernel = NULL;
     if (out->numel == 0)
         return TUTTI_OK;
-    tu_loop_init(&loop, out, call->input_count, call->inputs);
-    tu_launch_loop flat = flat_loop(&loop);
+    int form = plain_call(call, compute, &flat, &status);
+    if (form < 0)
+        form = looped_call(call, compute, &flat, &status);
     take_numbers(call, &flat);
-    for (int i = 0; i < call->input_count; i++) {
-        const tt_tensor *x = call->inputs[i];
-        tutti_status status = tu_on_device(x) ? TUTTI_OK : make_literal(&flat.at[i + 1], x, compute);
-        if (status != TUTTI_OK)
-            return status;
-    }
-    int form = dense_form(&flat);
     int64_t each = form < 0 ? 1 : 16 / tu_dtype_bytes[out->dtype];
-    void *kernel = NULL;
-    tutti_status status = pointwise_kernel(device, call, form < 0 ? any_form(compute) : form, &kernel);
+    if (status == TUTTI_OK)
+        status = pointwise_kernel(device, call, form < 0 ? any_form(compute) : form, &kernel);
     return status == TUTTI_OK ? device->table->launch(device->state, device->index, tu_device_stream(device), kernel,
                                                       (unsigned)blocks_for(flat.total / each + each, TU_DEVICE_THREADS),
                                                       TU_DEVICE_THREADS, 0, &flat)

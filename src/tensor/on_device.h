@@ -127,7 +127,11 @@ static inline tutti_dtype tu_device_rows_dtype(const tt_tensor *x) {
 static inline uint64_t tu_place_of(const void *pointer) {
     return (uint64_t)(uintptr_t)pointer;
 }
-/* "softmax" and f32: "kernel_softmax_f32". Returns buffer. */
-const char *tu_kernel_name(char buffer[64], const char *name, tutti_dtype dtype);
+/* The name of a kernel from its parts: "fold", "rows", "sum", "f32": "kernel_fold_rows_sum_f32". Returns buffer. Not by
+ * snprintf, which takes longer than the rest of a tiny call. */
+#define TU_KERNEL_NAME 64
+const char *tu_kernel_name_of(char buffer[TU_KERNEL_NAME], int count, const char *const *parts);
+/* "softmax" and f32: "kernel_softmax_f32". */
+const char *tu_kernel_name(char buffer[TU_KERNEL_NAME], const char *name, tutti_dtype dtype);
 
 #endif

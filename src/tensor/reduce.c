@@ -231,8 +231,8 @@ static tutti_status fold_long(const fold *job) {
 
 static tutti_status launch_fold(const fold *job, const char *form, const char *type, int64_t blocks, unsigned threads,
                                 const tu_launch_fold *flat) {
-    char name[64];
-    snprintf(name, sizeof name, "kernel_fold_%s_%s_%s", form, job->name, type);
+    char name[TU_KERNEL_NAME];
+    tu_kernel_name_of(name, 4, (const char *const[]){ "fold", form, job->name, type });
     return tu_device_launch_blocks(job->device, name, blocks, threads, flat);
 }
 

@@ -169,6 +169,8 @@ tutti_status tu_tensors_check(const char *who, const char *what, tt_tensor *cons
 size_t tu_tensor_need(const tt_tensor *x) {
     if (x->numel == 0)
         return 0;
+    if (x->flags & TU_CONTIGUOUS)
+        return (size_t)(x->offset + x->numel) * tu_dtype_bytes[x->dtype];
     int64_t last = x->offset;
     for (int i = 0; i < x->ndim; i++)
         last += (x->sizes[i] - 1) * x->strides[i];
@@ -226,8 +228,9 @@ tt_tensor_list tt_tensors_of(size_t count, tt_tensor *const *tensors) {
 
 tu_shape tu_shape_of(const tt_tensor *x) {
     tu_shape shape = { .dtype = x->dtype, .device = x->device, .ndim = x->ndim, .offset = x->offset };
-    memcpy(shape.sizes, x->sizes, (size_t)x->ndim * sizeof x->sizes[0]);
-    memcpy(shape.strides, x->strides, (size_t)x->ndim * sizeof x->strides[0]);
+    memcpy(shape.sizes, x->sizes,
+           sizeof shape.sizes); /* as a whole, which is fewer instructions than the part in use */
+    memcpy(shape.strides, x->strides, sizeof shape.strides);
     return shape;
 }
 
