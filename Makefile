@@ -43,8 +43,8 @@ test-peers: ## the tests against PyTorch, Open MPI and MPICH, which are installe
 	@$(MAKE) --no-print-directory build
 	@scripts/test peers
 
-test-python: ## the Python package as a wheel, in a virtual environment of its own
-	@scripts/setup
+test-python: ## the Python package as a wheel of its source distribution, in a virtual environment of its own
+	@scripts/setup python
 	@scripts/test python
 
 test-arm64: ## cross build for arm64; unit tests under qemu-user

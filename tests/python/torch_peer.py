@@ -14,42 +14,23 @@ import time
 import traceback
 import warnings
 
-chosen_python = os.environ.pop("TEST_PYTHON", None)  # one that has PyTorch
-if chosen_python is not None:
-    os.execv(chosen_python, [chosen_python, *sys.argv])
-build = pathlib.Path(os.environ.get("TEST_BUILD", "build/release"))
-if os.environ.get("TEST_SANITIZE"):
-    print("skipped: a library with a sanitizer cannot be loaded late")
-    sys.exit(77)
-installed = os.environ.get("TEST_INSTALLED") is not None  # the package of this Python, as pip has installed it
-if not installed and not (build / "python" / "tutti" / "_interface.py").exists():
-    print("skipped: the Python package was not built")
-    sys.exit(77)
-if not installed:
-    sys.path.insert(0, str(build.resolve() / "python"))
-    os.environ["PYTHONPATH"] = str(build.resolve() / "python") + os.pathsep + os.environ.get("PYTHONPATH", "")
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
+from harness import raises, skip, with_pytorch  # noqa: E402
+
+with_pytorch()
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 try:
     import torch
     import torch.distributed as dist
     import torch.multiprocessing as multiprocessing
 except ImportError:
-    print("skipped: PyTorch is not installed (make test-peers installs it)")
-    sys.exit(77)
+    skip("PyTorch is not installed (make test-peers installs it)")
 import torch.nn as nn  # noqa: E402
 
 import tutti.torch  # noqa: E402
 
 warnings.simplefilter("ignore", FutureWarning)  # names that PyTorch is about to change
 LONG = datetime.timedelta(seconds=120)
-
-
-def raises(kind, function, *arguments, **named):
-    try:
-        function(*arguments, **named)
-    except kind as error:
-        return error
-    raise AssertionError(f"{kind.__name__} was not raised")
 
 
 def within(condition, seconds=60):

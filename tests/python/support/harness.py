@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the Python package share: which package is tested, and how tests run. Importing it makes `import tutti` find the package of the build,
-or, with TEST_INSTALLED, the one that pip has installed."""
+"""What the tests of the Python package share: which package is tested, and how tests run. Importing it makes `import tutti` find the package of the build tree;
+with TEST_WHEEL the one of that virtual environment, where wheel.py could make it; with TEST_INSTALLED the one that pip has installed for this Python."""
 import os
 import pathlib
 import sys
@@ -8,7 +8,9 @@ import time
 import traceback
 
 build = pathlib.Path(os.environ.get("TEST_BUILD", "build/release")).resolve()
+wheel = pathlib.Path(os.environ.get("TEST_WHEEL", build / "wheel")).resolve()
 installed = os.environ.get("TEST_INSTALLED") is not None
+packages = None  # the folder that has the package, where this Python would not find it by itself
 
 
 def skip(why):
@@ -28,8 +30,12 @@ if os.environ.get("TEST_SANITIZE"):
 if not installed:
     if not (build / "python" / "tutti" / "_interface.py").exists():
         skip("the Python package was not built")
-    sys.path.insert(0, str(build / "python"))
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(build / "python"), str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
+    packages = build / "python"
+    if "TEST_WHEEL" in os.environ and list(wheel.glob("lib/python*/site-packages/tutti")):
+        packages = next(wheel.glob("lib/python*/site-packages"))
+        os.environ.pop("TUTTI_PLUGIN_PATH", None)  # it has its own
+    sys.path.insert(0, str(packages))
+    os.environ["PYTHONPATH"] = os.pathsep.join((str(packages), str(pathlib.Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
 
 
 def raises(kind, function, *arguments, **named):
