@@ -32,8 +32,12 @@ def data(rank, shape, dtype=torch.float32, salt=0):
 
 
 def same(ours, theirs):
+    """Whether both are the same. What went wrong on the device is told by the next call: a deadline that has passed shall not be taken for wrong values."""
+    import tutti.torch.member
+    from tutti._library import lib
     assert ours.is_cuda
     torch.cuda.current_stream().synchronize()  # so it was when four ranks passed
+    tutti.errors.check(lib.tutti_group_check(tutti.torch.member.member_of(dist.group.WORLD)._handle))
     torch.testing.assert_close(ours.cpu(), theirs, rtol=0.02 if theirs.dtype.itemsize == 2 else 1e-6, atol=0.02 if theirs.dtype.itemsize == 2 else 1e-6)
 
 
@@ -164,6 +168,9 @@ def _rank(rank, size, path, names):
             torch.cuda.synchronize()
         except BaseException:  # told at once: the others may wait for this rank
             print(f"rank {rank} of {size} in {name}:\n{traceback.format_exc()}", flush=True)
+            # A process of MPS that goes while its kernels run may take others with it: they are told to leave, on all ranks, and awaited.
+            tutti.torch.member.member_of(dist.group.WORLD).abort()
+            torch.cuda.synchronize()
             raise
         if rank == 0:
             print(f"        {name} with {size} ranks", flush=True)

@@ -42,6 +42,15 @@ def first(*things: Any) -> Any:
     return None
 
 
+def tensors_of(things: Any) -> Any:
+    """The tensors in nested lists."""
+    for thing in things if isinstance(things, (tuple, list)) else ():
+        if isinstance(thing, torch.Tensor):
+            yield thing
+        else:
+            yield from tensors_of(thing)
+
+
 def _stream(tensor: torch.Tensor) -> Any:
     return torch.cuda.current_stream(tensor.device).cuda_stream
 
@@ -91,6 +100,8 @@ class Work(dist.Work):
             finish, self._finish = self._finish, None
             if finish is not None:
                 finish()
+                for tensor in tensors_of(self._kept):  # whose memory PyTorch's allocator gives to the stream that they were made for, which may be another
+                    tensor.record_stream(torch.cuda.current_stream(self._device))
 
     def wait(self, timeout: Optional[datetime.timedelta] = None) -> bool:
         """Orders the current stream after the operation; with a timeout the host waits, too."""

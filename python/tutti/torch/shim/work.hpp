@@ -267,11 +267,24 @@ class Work : public c10d::Work {
                 error = std::current_exception();
             }
         }
-        finish_ = nullptr;
         if (error == nullptr)
-            kept_.clear();
+            let_go();
+        finish_ = nullptr;
         c10d::Work::finish(error);
         over_ = true;
+    }
+
+    // Of the buffers. PyTorch's allocator gives memory of a GPU back to the stream that it was asked for in; the
+    // current stream, which is ordered after the operation, may be another, and must be waited for.
+    void let_go() {
+        if (!device_.is_cpu()) {
+            const c10::Stream stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
+            for (const Tensor &tensor : kept_) {
+                if (tensor.defined())
+                    tensor.record_stream(stream);
+            }
+        }
+        kept_.clear();
     }
 
     // What a wait has found. A deadline of the wait alone, and an interruption, leave the operation running, and the
