@@ -271,6 +271,10 @@ int tu_pool_shared(void) {
     return atomic_load_explicit(&share, memory_order_relaxed);
 }
 
+int tu_pool_worlds(void) {
+    return atomic_load_explicit(&worlds, memory_order_relaxed);
+}
+
 int tu_pool_limit(void) {
     const char *text = secure_getenv("TUTTI_THREADS");
     char *end = NULL;

@@ -42,6 +42,8 @@ TU_SHARED void tu_pool_share(int cpus);
 TU_SHARED void tu_pool_unshare(void);
 /* That number; INT_MAX where nobody said one. */
 TU_SHARED int tu_pool_shared(void);
+/* How many worlds say so: more than one where ranks are threads of this process. */
+TU_SHARED int tu_pool_worlds(void);
 
 /* Threads that are started now. */
 TU_SHARED int tu_pool_threads(void);

@@ -491,6 +491,7 @@ tutti_call *tu_flight_call(tu_flight_plan *plan) {
     plan->call = (tutti_call)TUTTI_CALL_INIT;
     if (x != NULL && tu_on_device(x) && !tu_group_is_fake(plan->group)) {
         plan->device = tu_device_of(x);
+        tu_device_meet(tu_device_of(x));
         plan->call.device = plan->device->number;
         plan->call.stream = tu_device_stream(plan->device);
     } else {

@@ -145,6 +145,7 @@ tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group 
     run->stream = tu_device_stream(run->device);
     if (run->size == 1 || tu_fused_is_fake(group))
         return tutti_group_check(group);
+    tu_device_meet(run->device);
     const tu_device_tensors *table = run->device->table;
     run->capturing = table->capturing != NULL && table->capturing(run->device->state, run->device->index, run->stream);
     tutti_status status = tu_fused_enter(group, &run->state);

@@ -130,6 +130,10 @@ typedef struct tu_device_tensors {
     tutti_status (*capture_end)(void *state, int index, void *stream, void **graph); /* graph NULL: it is dropped */
     tutti_status (*graph_run)(void *state, int index, void *stream, void *graph);
     void (*graph_end)(void *state, int index, void *graph);
+
+    /* Loads all kernels, those that are written later too, instead of each at its first launch. What cannot be loaded
+     * is tried again there, and fails there. */
+    void (*load)(void *state, int index);
 } tu_device_tensors;
 
 #endif

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/pool.h"
 #include "memory/backend.h"
 #include "tensor/convert.h"
 #include "tensor/create.h"
@@ -132,6 +133,19 @@ void tu_devices_close(tu_process_devices *devices) {
 void *tu_device_stream(const tu_device *device) {
     const tu_thread *self = tu_self();
     return self->streams == NULL ? NULL : self->streams[device->index];
+}
+
+void tu_device_meet(tu_device *device) {
+    const tu_device_tensors *table = device->table;
+    if (__builtin_expect(atomic_load_explicit(&device->loaded, memory_order_acquire), 1) || tu_pool_worlds() < 2 ||
+        table->load == NULL)
+        return;
+    pthread_mutex_t *lock = &tu_process_devices_get()->lock;
+    pthread_mutex_lock(lock); /* the others wait until it is done */
+    if (!atomic_load_explicit(&device->loaded, memory_order_relaxed))
+        table->load(device->state, device->index);
+    atomic_store_explicit(&device->loaded, true, memory_order_release); /* pairs with the look above */
+    pthread_mutex_unlock(lock);
 }
 
 /* ---- memory ---- */

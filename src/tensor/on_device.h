@@ -22,6 +22,7 @@ typedef struct tu_device {
     void *state;
     tutti_device number; /* TUTTI_CUDA_AT(index) */
     int index;
+    atomic_bool loaded;         /* all kernels are: see tu_device_meet */
     _Atomic(void *) *pointwise; /* kernels of pointwise operators: see on_device.c */
     struct {
         _Atomic(const char *) name; /* set last */
@@ -58,6 +59,12 @@ tutti_status tu_device_begin(const tu_call *call);
 void tu_device_note_use(const tu_device *device, const tu_storage *storage, void *stream);
 /* Whether the thread's current stream is captured into a graph. */
 bool tu_device_capturing(const tu_device *device);
+
+/* Before this thread's rank begins something in which kernels of ranks wait for each other. Ranks that are threads
+ * share the device's context, and there the driver loads a kernel, at its first launch, when nothing runs: not while a
+ * kernel of one rank waits for that very launch of another's. So the first of such ranks that comes here loads all
+ * kernels. */
+void tu_device_meet(tu_device *device);
 
 /* Waits for the thread's current stream, and tells what kernels found wrong, or those who watch. */
 tutti_status tu_device_wait(const tu_device *device);

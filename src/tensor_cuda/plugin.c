@@ -299,6 +299,44 @@ static tutti_status launch(void *state, int index, void *stream, void *kernel, u
     ON_GPU(state, index, launch_kernel(gpus, stream, kernel, blocks, threads, shared, arguments), "launching a kernel");
 }
 
+/* ---- loading ---- */
+
+/* Every kernel of a module. A driver before 12.4 cannot tell which there are, and a failure is told by the launch. */
+static void load_kernels(const tu_gpus *gpus, CUmodule module) {
+    const tu_cuda_driver *driver = &gpus->driver;
+    unsigned count = 0;
+    if (module == NULL || driver->cuFuncLoad == NULL || driver->cuModuleGetFunctionCount == NULL ||
+        driver->cuModuleEnumerateFunctions == NULL ||
+        driver->cuModuleGetFunctionCount(&count, module) != CUDA_SUCCESS || count == 0)
+        return;
+    CUfunction *functions = calloc(count, sizeof *functions);
+    if (functions != NULL && driver->cuModuleEnumerateFunctions(functions, count, module) == CUDA_SUCCESS)
+        for (unsigned i = 0; i < count; i++)
+            driver->cuFuncLoad(functions[i]);
+    free(functions);
+}
+
+static void load_all(void *state, int index) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed;
+    if (tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
+        return;
+    int mode = tu_gpu_relax(gpus, TU_GPU_RELAXED); /* another stream may be captured meanwhile */
+    pthread_mutex_lock(&gpu->lock);
+    if (!gpu->loads) {
+        for (int i = 0; i < TU_TENSOR_IMAGES; i++)
+            load_kernels(gpus, gpu->modules[i]);
+        load_kernels(gpus, gpu->together);
+        for (const tu_gpu_module *made = gpu->written; made != NULL; made = made->next)
+            load_kernels(gpus, made->module);
+    }
+    gpu->loads = true;
+    pthread_mutex_unlock(&gpu->lock);
+    tu_gpu_relax(gpus, mode);
+    tu_gpu_leave(gpus, pushed);
+}
+
 /* ---- kernels that are written at run time ---- */
 
 /* Under the device's lock. */
@@ -321,6 +359,8 @@ static tutti_status load_module(tu_gpus *gpus, tu_gpu *gpu, const char *name, co
         status = made == NULL
                      ? gpus->host->error(TUTTI_ERROR_MEMORY, "out of memory for a module")
                      : checked(gpus, gpus->driver.cuModuleLoadData(&made->module, image), "loading compiled kernels");
+        if (status == TUTTI_OK && gpu->loads)
+            load_kernels(gpus, made->module);
         tu_gpu_relax(gpus, mode);
         if (status == TUTTI_OK) {
             snprintf(made->name, sizeof made->name, "%s", name);
@@ -418,6 +458,7 @@ static const tu_device_tensors tensors = {
     .capture_end = tu_gpu_capture_end,
     .graph_run = tu_gpu_graph_run,
     .graph_end = tu_gpu_graph_end,
+    .load = load_all,
 };
 
 static tutti_status count_gpus(const tu_backend_host *host, const tu_cuda_driver *driver, int *found) {

@@ -86,6 +86,7 @@ typedef struct tu_gpu {
     CUdeviceptr fault_here;
 
     pthread_mutex_t lock; /* of everything below */
+    bool loads;           /* kernels at once, and not when they are launched */
     tu_gpu_piece *spare[TU_SIZE_CLASSES];
     tu_gpu_piece *recent[TU_RECENT_CLASSES]; /* of each small class one that was just released, as a whole */
     tu_gpu_piece *waiting;

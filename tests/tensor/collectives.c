@@ -2,6 +2,7 @@
  *
  * Functional collectives, their gradients and the work registry, in worlds of threads and of processes.
  */
+#include <dlfcn.h>
 #include <math.h>
 
 #include <tutti/autograd.h>
@@ -509,4 +510,34 @@ TEST_WORLD(nothing_is_left_after_a_training_step_with_collectives, 2) {
     CHECK_OK(tt_count(&counts));
     CHECK(counts.tensors == 0 && counts.storages == 0 && counts.scopes == 0 && counts.nodes == 0);
     CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+}
+
+/* ---- kernels ---- */
+
+/* Whether a kernel that nobody launches was loaded; -1: the driver is the real one, which does not tell. */
+static int is_loaded_early(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    int (*ask)(const char *) = driver == NULL ? NULL : (int (*)(const char *))dlsym(driver, "standin_is_loaded");
+    return ask == NULL ? -1 : ask("kernel_eq_dense_f16");
+}
+
+static void loads_kernels(tutti_world *world, __attribute__((unused)) void *argument) {
+    int n = tutti_group_size(tutti_world_group(world));
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = full(tt_shape(2, 2), 1);
+    CHECK_EQ(is_loaded_early(), 0);
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL)); /* nobody begins before all have looked */
+    CHECK(all_are(test_settle(tt_all_reduce(x, TUTTI_SUM, tutti_world_group(world))), n));
+    CHECK_EQ(is_loaded_early(), n > 1);
+    CHECK_OK(tt_scope_close(&scope));
+    CHECK_OK(tutti_barrier(tutti_world_group(world), NULL));
+}
+
+/* Otherwise a launch of one rank waits for the kernel of another, which waits for it. */
+TEST(ranks_that_are_threads_have_loaded_every_kernel_before_they_meet) {
+    if (!test_on_device() || is_loaded_early() < 0)
+        SKIP("only a stand-in for the driver tells what is loaded");
+    test_threads(1, loads_kernels, NULL);
+    test_threads(2, loads_kernels, NULL);
+    test_device_leave();
 }

@@ -207,6 +207,8 @@ enum {
       (void *map, int type, uint32_t rank, void *address, const uint64_t *sizes, const uint64_t *strides,           \
        const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill))           \
     X(0, cuFuncLoad, 12040, (CUfunction function))                                                                  \
+    X(0, cuModuleGetFunctionCount, 12040, (unsigned *count, CUmodule module))                                       \
+    X(0, cuModuleEnumerateFunctions, 12040, (CUfunction * functions, unsigned count, CUmodule module))              \
     X(1, cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                                                         \
       (int *blocks, CUfunction function, int threads, size_t shared_bytes))                                         \
     X(0, cuLaunchKernelEx, 11080,                                                                                   \

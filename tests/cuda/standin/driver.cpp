@@ -16,6 +16,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -86,7 +87,7 @@ static bool fails_in(const char *function) {
  * of calls that are left until then, 0 when it has failed. */
 static thread_local int calls_left;
 static thread_local bool counts_calls;
-static thread_local int pauses; /* calls of another stand-in, which do not count */
+static thread_local int pauses;                     /* calls of another stand-in, which do not count */
 static thread_local std::vector<void *> calls_made; /* since standin_fail_call */
 extern "C" __attribute__((visibility("default"))) void standin_pause_calls(int more) {
     pauses += more;
@@ -655,7 +656,27 @@ static CUresult find(CUfunction *function, CUmodule module, const char *name) {
     }
     return *function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
-static CUresult load_function(CUfunction) {
+/* Kernels that were loaded before their first launch; under the lock. */
+static std::set<const void *> loaded_early;
+static CUresult load_function(CUfunction function) {
+    std::lock_guard<std::mutex> held(lock);
+    loaded_early.insert((const void *)function);
+    return CUDA_SUCCESS;
+}
+extern "C" __attribute__((visibility("default"))) int standin_is_loaded(const char *name) {
+    std::lock_guard<std::mutex> held(lock);
+    return loaded_early.count((const void *)emulated::find(name)) != 0;
+}
+/* Those of the images are one list; others are found by name alone. */
+static CUresult function_count(unsigned *count, CUmodule module) {
+    std::lock_guard<std::mutex> held(lock);
+    *count = modules.count(module) != 0 ? 0 : (unsigned)emulated::table().size();
+    return CUDA_SUCCESS;
+}
+static CUresult list_functions(CUfunction *functions, unsigned count, CUmodule) {
+    for (auto &each : emulated::table())
+        if (count-- > 0)
+            *functions++ = (CUfunction)(void *)&each.second;
     return CUDA_SUCCESS;
 }
 static CUresult occupancy(int *blocks, CUfunction, int, size_t) {
@@ -794,6 +815,8 @@ static const struct {
     { "cuGraphDestroy", (void *)end_graph },
     { "cuStreamWriteValue32", (void *)counted<write_word>::call },
     { "cuFuncLoad", (void *)counted<load_function>::call },
+    { "cuModuleGetFunctionCount", (void *)counted<function_count>::call },
+    { "cuModuleEnumerateFunctions", (void *)counted<list_functions>::call },
     { "cuOccupancyMaxActiveBlocksPerMultiprocessor", (void *)counted<occupancy>::call },
 };
 
