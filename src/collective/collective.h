@@ -235,7 +235,8 @@ struct tu_collective {
     tu_piece ring_piece;   /* for longer messages, attached on first need */
     tu_mapping **ring_mappings;
     unsigned char **rings;          /* each member's ring; NULL: not attached */
-    size_t ring_bytes, chunk_bytes; /* of one; the most that a round uses of it */
+    size_t ring_bytes, chunk_bytes; /* of one; the most that a round uses of it … */
+    size_t crowded_chunk_bytes;     /* … where `crowded` */
     bool crowded;         /* some member says that ranks outnumber the cores; known with the rings, the same on all */
     uint64_t turns;       /* rounds that have gone through the ring; the same on all members */
     bool near;            /* the members' cores, as measured at first: state.c */

@@ -56,6 +56,12 @@ bool tu_stage_watched(tu_stage_watch *watch, tu_lane *put);
 /* What it makes of ordinary stores of `bytes` that took so long. */
 void tu_stage_judge(tu_stage_watch *watch, size_t bytes, int64_t nanoseconds);
 
+/* Room for each of so many parts in a round through the ring. Where ranks outnumber the cores the hand-overs, each of
+ * which costs switches of processes, count for more than what stays in a core's cache. */
+static inline size_t tu_ring_room(const tu_collective *state, size_t parts) {
+    return (state->crowded ? state->crowded_chunk_bytes : state->chunk_bytes) / parts / 64 * 64;
+}
+
 /* Bytes of a part in a round, at most `room`, where the longest part has `longest`: a quarter, so that most of it is
  * taken while more is staged, but no less than a hand-over is worth. Where ranks outnumber the cores a hand-over costs
  * a switch of processes: there a round takes all it can. The rings must be attached. */

@@ -278,7 +278,7 @@ static tutti_status plan(pipeline *run, size_t longest) {
     run->ring = longest > room || longest > LONG_PART;
     if (run->ring) {
         status = tu_collective_attach_rings(state, run->task);
-        room = state->chunk_bytes / parts / 64 * 64;
+        room = tu_ring_room(state, parts);
     }
     size_t half = state->ring_bytes / 2 / parts / 64 * 64;
     if (run->ring && run->task->row->flow == TU_FLOW_ALL && longest <= half)

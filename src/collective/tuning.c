@@ -303,6 +303,7 @@ tutti_status tu_tuning_apply(tu_collective *state) {
     uint64_t least = (uint64_t)state->size * 4096; /* so that a part is a page at least */
     state->chunk_bytes = (chunk < least ? least : chunk) / 4096 * 4096;
     state->ring_bytes = ring_bytes(world, state->chunk_bytes);
+    state->crowded_chunk_bytes = file != NULL && file->chunk_bytes != 0 ? state->chunk_bytes : state->ring_bytes / 2;
     tu_tuning_free(file);
     return TUTTI_OK;
 }

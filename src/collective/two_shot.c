@@ -330,7 +330,7 @@ static void plan(two_shot *run, bool *staged) {
     size_t room = state->layout.slot_bytes / (size_t)state->size / 64 * 64;
     run->ring = longest > room || longest > LONG_PART;
     if (run->ring)
-        room = state->chunk_bytes / (size_t)state->size / 64 * 64;
+        room = tu_ring_room(state, (size_t)state->size);
     run->part = run->ring ? tu_round_bytes(state, longest, room) : room;
     run->rounds = longest == 0 ? 1 : (longest + run->part - 1) / run->part;
     *staged = !run->ring || state->rings != NULL;

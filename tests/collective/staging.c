@@ -146,6 +146,30 @@ TEST_LIMIT(outputs_past_the_cache_and_staging_through_it_go_together, 120) {
     run_many("stage 1G\nstream 1\n");
 }
 
+/* Longer than a ring, and of no round number, so that the last round is a short one. */
+static void long_messages(tutti_world *world, void *argument) {
+    static void (*const checks[])(const buffers *) = { check_all_reduce_in_place, check_all_to_all, check_broadcast };
+    size_t most = test_sanitized() ? 800003 : 2400003;
+    buffers data = { .group = tutti_world_group(world),
+                     .rank = tutti_world_rank(world),
+                     .size = tutti_world_size(world),
+                     .count = most,
+                     .in = malloc(most * sizeof(int32_t)),
+                     .out = malloc(most * sizeof(int32_t)) };
+    (void)argument;
+    CHECK(data.in != NULL && data.out != NULL);
+    for (data.call = 0; data.call < 6; data.call++)
+        checks[data.call % 3](&data);
+    free(data.in);
+    free(data.out);
+}
+
+TEST_LIMIT(messages_longer_than_the_ring_arrive_whole_where_ranks_outnumber_the_cores, 120) {
+    setenv("TUTTI_SPIN", "0", 1); /* as if they did */
+    test_processes(4, long_messages, NULL);
+    test_threads(3, long_messages, NULL);
+}
+
 /* ---- which stores ---- */
 
 TEST(staging_that_was_slow_twice_goes_past_the_cache_until_two_trials_are_quick) {
