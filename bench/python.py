@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed on Tutti beside gloo, in the same processes, in turns: all_reduce of several sizes, a step of DDP and one of FSDP2. Then what Python itself
-costs: an import, one call by ctypes, dist.all_reduce in Python and in C++, an operator on tensors. TUTTI_TORCH_SHIM=off compares the backend in Python.
+"""torch.distributed on Tutti beside gloo, in the same processes, in turns: all_reduce of several sizes, a step of DDP and one of FSDP2. Beside long reductions
+stands the floor of the same turns, a copy of as many bytes on all ranks at once, and beside the step of DDP one that exchanges nothing. Then what Python itself costs: an import, one call by ctypes, dist.all_reduce in Python and in C++, an operator on tensors. TUTTI_TORCH_SHIM=off compares the backend in Python.
 
     PYTHONPATH=build/release/python python3 bench/python.py [--ranks 2] [--rounds 9] [--sizes 8,4096,1048576,67108864] [--steps] [--calls]
 """
@@ -36,18 +36,31 @@ def timed(function, count):
     return seconds.item()
 
 
-def compare(name, ours, theirs, count, rounds, rank):
-    for function in (ours, theirs):
+def compare(name, ours, theirs, count, rounds, rank, floor=None):
+    functions = (ours, theirs) if floor is None else (ours, theirs, floor)
+    for function in functions:
         function()
         function()
-    times = [[], []]
+    times = [[] for _ in functions]
     for _ in range(rounds):
-        for i, function in enumerate((ours, theirs)):
-            times[i].append(timed(function, count[i]))
-    ratios = sorted(left / right for left, right in zip(*times))
+        for i, function in enumerate(functions):
+            times[i].append(timed(function, count[i % 2]))
+    ratios = sorted(left / right for left, right in zip(*times[:2]))
     if rank == 0:
-        left, right = (statistics.median(each) * 1e6 for each in times)
-        print(f"{name:24} {left:12.1f} us {right:12.1f} us   {statistics.median(ratios):.3f}  ({ratios[0]:.3f} to {ratios[-1]:.3f})", flush=True)
+        left, right, *lowest = (statistics.median(each) * 1e6 for each in times)
+        below = f"   floor {lowest[0]:.1f} us, {lowest[0] / right:.3f}" if lowest else ""
+        print(f"{name:24} {left:12.1f} us {right:12.1f} us   {statistics.median(ratios):.3f}  ({ratios[0]:.3f} to {ratios[-1]:.3f}){below}", flush=True)
+
+
+def silent(model):
+    """DDP without an exchange: what a step costs in any case."""
+    def keep(state, bucket):
+        future = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
+    wrapped = nn.parallel.DistributedDataParallel(model, process_group=None)
+    wrapped.register_comm_hook(None, keep)
+    return wrapped
 
 
 def model():
@@ -71,11 +84,13 @@ def main(rank, options, meet):
     for size in [int(text) for text in options.sizes.split(",") if text]:
         x = torch.ones(max(1, size // 4))
         count = (max(2, min(2000, (1 << 24) // size)), max(1, min(100, (1 << 23) // size)))
-        compare(f"all_reduce {size} B", lambda: dist.all_reduce(x), lambda: dist.all_reduce(x, group=gloo), count, options.rounds, rank)
+        other = torch.empty_like(x)
+        compare(f"all_reduce {size} B", lambda: dist.all_reduce(x), lambda: dist.all_reduce(x, group=gloo), count, options.rounds, rank,
+                (lambda: other.copy_(x)) if size >= 1 << 20 else None)
     if options.steps:
         x = torch.randn(32, 512)
         compare("DDP step", step(nn.parallel.DistributedDataParallel(model(), process_group=None), x),
-                step(nn.parallel.DistributedDataParallel(model(), process_group=gloo), x), (5, 5), options.rounds, rank)
+                step(nn.parallel.DistributedDataParallel(model(), process_group=gloo), x), (5, 5), options.rounds, rank, step(silent(model()), x))
         from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
         from torch.distributed.fsdp import fully_shard
         steps = []
