@@ -5,11 +5,18 @@
  *     parallel MODE RANKS STEPS [NAME=NUMBER…]     MODE: single, local (nothing is done to gradients), data, sharded
  *                                                  NAME: bucket (MiB), width, heads, layers, length, batch
  *
- * Prints, as JSON, seconds of the median step on the slowest rank, and bytes of memory: the peak of the process, and
- * the most that steps took above what was there before the model, where a page that several ranks have mapped counts in
- * parts. "alone" is the seconds that the communication of one step takes when nothing else is done, all of it in a row,
- * and "waited" those that steps waited for it. With data every other step fills its buckets and reduces none: "silent"
- * is the median of those, so that both kinds are measured at the same time.
+ * Prints, as JSON, seconds and bytes. "step" is the median step, until the last rank has made it. With data and sharded
+ * two other kinds of step alternate with it, so that all are measured at the same time: in "silent" ones nothing is
+ * sent and nobody is waited for; in "met" ones ranks begin the same collectives, and wait for each other in them, with
+ * next to nothing to send. "shown" is the median of what a step took longer than the silent one beside it, and "skew"
+ * the same of met ones: what is due to ranks that are not equally quick. (What is computed from values that did not
+ * come is nonsense, and takes as long.) "alone" is what the communication of one step takes when nothing else is done,
+ * all of it in a row. "waited" is how long a step waited for it, on the rank that waited longest, "least" on the one
+ * that waited least, and "parts" says where, on average: in the forward of each layer, in the rest of the forward, in
+ * the backward of each layer, the last one first, in its rest, and in the optimizer's step.
+ *
+ * Of memory: the peak of the process, and the most that steps took above what was there before the model, where a page
+ * that several ranks have mapped counts in parts.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -25,8 +32,18 @@ enum {
     MOST_LAYERS = 64,
     WARM = 4,
     MEASURED = 4, /* steps behind the timed ones, in which memory is looked at */
-    ROUNDS = 9    /* of communication alone */
+    ROUNDS = 9,   /* of communication alone */
+    FEW = 16,     /* elements that are sent where ranks only meet */
+    PARTS = 2 * MOST_LAYERS + 3
 };
+
+/* Of steps, which alternate. */
+typedef enum kind {
+    WHOLE,
+    MET,
+    SILENT,
+    KINDS
+} kind;
 
 typedef struct settings {
     const char *mode;
@@ -180,39 +197,108 @@ static double alone(const settings *set, int64_t elements, tt_fully_sharded *sha
 
 /* ---- steps ---- */
 
+typedef struct training training;
+
+/* Where a layer is in the model. */
+typedef struct place {
+    training *all;
+    int layer;
+} place;
+
 /* What a rank trains. */
-typedef struct training {
+struct training {
     tt_module *modules[MOST_LAYERS + 3], *model;
     tt_data_parallel *parallel;
     tt_fully_sharded *sharded;
     tt_optimizer *optimizer;
-    bool silent; /* buckets are not reduced */
-} training;
+    tutti_world *world;
+    int layers;
+    kind kind; /* of the step that is made */
+    place places[MOST_LAYERS];
+    int reductions;      /* of units, in this backward */
+    int64_t seen;        /* nanoseconds waited, as they are counted in a part already */
+    double parts[PARTS]; /* seconds waited in whole steps: in forwards, their rest, backwards, their rest, the step */
+};
 
-static void reduce_or_not(void *user, const tt_bucket *bucket) {
+/* What was waited since the last call belongs to that part. */
+static void count_waits(training *one, int part) {
+    int64_t waited = tt_waited_ns(one->world);
+    one->parts[part] += 1e-9 * (double)(waited - one->seen);
+    one->seen = waited;
+}
+
+static void after_layer(const tt_hook_context *context, tt_module *module, tt_tensor_list inputs, size_t count,
+                        tt_tensor **outputs) {
+    const place *here = context->user;
+    (void)module, (void)inputs, (void)count, (void)outputs;
+    count_waits(here->all, here->layer);
+}
+
+static void watch_unit(void *user, tt_shard_event event, const char *unit) {
+    training *one = user;
+    (void)unit;
+    if (event == TT_SHARD_REDUCE && one->reductions < one->layers)
+        count_waits(one, one->layers + 1 + one->reductions++);
+}
+
+static tt_tensor *beginning(tt_tensor *x, int64_t elements) {
+    return tt_narrow(x, 0, 0, elements < tt_numel(x) ? elements : tt_numel(x));
+}
+
+static void reduce_bucket(void *user, const tt_bucket *bucket) {
     const training *one = user;
-    if (!one->silent)
+    if (one->kind == WHOLE)
         tt_bucket_average(NULL, bucket);
+    else if (one->kind == MET)
+        tt_all_reduce_(beginning(bucket->values, FEW), TUTTI_AVG, bucket->group);
+}
+
+static void gather_unit(void *user, const tt_shard_transfer *transfer) {
+    const training *one = user;
+    int ranks = tutti_group_size(transfer->group);
+    if (one->kind == WHOLE)
+        tt_shard_gather(NULL, transfer);
+    else if (one->kind == MET && transfer->parts.count > 0)
+        tt_all_gather_out(beginning(transfer->wholes.at[0], (int64_t)FEW * ranks),
+                          beginning(transfer->parts.at[0], FEW), transfer->group);
+}
+
+static void reduce_unit(void *user, const tt_shard_transfer *transfer) {
+    const training *one = user;
+    int ranks = tutti_group_size(transfer->group);
+    if (one->kind == WHOLE)
+        tt_shard_reduce(NULL, transfer);
+    else if (one->kind == MET && transfer->parts.count > 0)
+        tt_reduce_scatter_out(beginning(transfer->parts.at[0], FEW),
+                              beginning(transfer->wholes.at[0], (int64_t)FEW * ranks), TUTTI_AVG, transfer->group);
 }
 
 static void make(training *one, const settings *set, tutti_group *group) {
     int layers = set->layers;
     bool is_local = strcmp(set->mode, "local") == 0;
+    one->layers = layers;
+    one->world = tutti_group_world(group);
     one->modules[0] = tt_embedding_module(LETTERS, set->width, TUTTI_F32);
-    for (int i = 0; i < layers; i++)
+    for (int i = 0; i < layers; i++) {
+        one->places[i] = (place){ one, i };
         one->modules[1 + i] = block_of(set);
+        tt_hook_forward(one->modules[1 + i], after_layer, &one->places[i], NULL, NULL);
+    }
     one->modules[layers + 1] = tt_rms_norm_module(set->width, 1e-5, TUTTI_F32);
     one->modules[layers + 2] = tt_linear_module(set->width, LETTERS, false, TUTTI_F32);
     one->model = tt_sequential_module((size_t)layers + 3, one->modules);
     tt_data_parallel_options options = {
-        .size = sizeof options, .reduce = reduce_or_not, .user = one, .bucket_bytes = (int64_t)(set->bucket * (1 << 20))
+        .size = sizeof options, .reduce = reduce_bucket, .user = one, .bucket_bytes = (int64_t)(set->bucket * (1 << 20))
+    };
+    tt_fully_sharded_options units = {
+        .size = sizeof units, .gather = gather_unit, .reduce = reduce_unit, .watch = watch_unit, .user = one
     };
     if (is_local || strcmp(set->mode, "data") == 0)
         one->parallel = tt_data_parallel_new(one->model, group, &options);
     if (is_local)
         tt_data_parallel_sync(one->parallel, false);
     if (strcmp(set->mode, "sharded") == 0)
-        one->sharded = tt_fully_shard(one->model, (size_t)layers, one->modules + 1, group, NULL);
+        one->sharded = tt_fully_shard(one->model, (size_t)layers, one->modules + 1, group, &units);
     if (one->sharded != NULL) /* its backward comes next */
         tt_fully_sharded_switch(one->sharded, one->modules[layers], TT_SWITCH_FREE_FORWARD, false);
     one->optimizer = tt_adamw_optimizer(one->model, NULL);
@@ -230,30 +316,126 @@ static double step(training *one, const settings *set) {
     int64_t rows = (int64_t)set->batch * set->length;
     tt_tensor *inputs = tt_randint(0, LETTERS, tt_shape(set->batch, set->length), TUTTI_I64, NULL);
     tt_tensor *targets = tt_randint(0, LETTERS, tt_shape(rows), TUTTI_I64, NULL);
+    one->seen = tt_waited_ns(one->world);
+    one->reductions = 0;
     double begin = now();
     tt_tensor *logits = tt_reshape(tt_module_call(one->model, inputs), tt_shape(rows, LETTERS));
-    tt_backward(tt_cross_entropy(logits, targets, -100), NULL);
+    tt_tensor *loss = tt_cross_entropy(logits, targets, -100);
+    count_waits(one, one->layers);
+    tt_backward(loss, NULL);
+    count_waits(one, 2 * one->layers + 1);
     tt_optimizer_step(one->optimizer);
+    count_waits(one, 2 * one->layers + 2);
     tt_optimizer_zero_grad(one->optimizer);
     return now() - begin;
 }
 
-static void print(const settings *set, const training *one, int64_t elements, const double *figures) {
+/* ---- what is told ---- */
+
+/* Seconds of every step, by its kind, and what whole ones waited. */
+typedef struct record {
+    int steps;
+    double *times[KINDS], *waited;
+} record;
+
+/* On all ranks those of the slowest one, step by step. */
+static void slowest(double *times, int count, tutti_group *group) {
+    tt_tensor *all = tt_from(times, tt_shape(count), TUTTI_F64, NULL);
+    tt_read(tt_all_reduce(all, TUTTI_MAX, group), times, TUTTI_F64, (size_t)count);
+}
+
+/* The median of what steps of one kind took longer than silent ones beside them; overwrites the first. */
+static double longer(double *times, const double *silent, int count) {
+    for (int i = 0; i < count; i++)
+        times[i] -= silent[i];
+    return median(times, count);
+}
+
+static void print_parts(const double *parts, int count) {
+    printf("\"parts\": [");
+    for (int i = 0; i < count; i++)
+        printf("%s%.6f", i > 0 ? ", " : "", parts[i]);
+    printf("], ");
+}
+
+typedef struct figures {
+    double step, silent, shown, skew, waited, least, alone, peak, taken, parts[PARTS];
+} figures;
+
+static void print(const settings *set, const training *one, int64_t elements, const figures *told) {
     tt_fully_sharded_counts counts = TT_FULLY_SHARDED_COUNTS_INIT;
     if (one->sharded != NULL)
         tt_fully_sharded_count(one->sharded, &counts);
-    printf("{\"mode\": \"%s\", \"parameters\": %lld, \"gathered\": %lld, \"step\": %.6f, \"silent\": %.6f, "
-           "\"waited\": %.6f, \"alone\": %.6f, \"peak\": %.0f, \"taken\": %.0f}\n",
-           set->mode, (long long)elements, (long long)counts.most_gathered_bytes, figures[0], figures[1], figures[2],
-           figures[3], figures[4], figures[5]);
+    printf("{\"mode\": \"%s\", \"parameters\": %lld, \"gathered\": %lld, \"step\": %.6f, ", set->mode,
+           (long long)elements, (long long)counts.most_gathered_bytes, told->step);
+    if (one->parallel != NULL || one->sharded != NULL) {
+        printf(
+            "\"silent\": %.6f, \"shown\": %.6f, \"skew\": %.6f, \"waited\": %.6f, \"least\": %.6f, \"alone\": %.6f, ",
+            told->silent, told->shown, told->skew, told->waited, told->least, told->alone);
+        print_parts(told->parts, 2 * one->layers + 3);
+    }
+    printf("\"peak\": %.0f, \"taken\": %.0f}\n", told->peak, told->taken);
+}
+
+/* What the ranks have measured, put together. */
+static void put_together(const record *kept, const training *one, tutti_group *group, figures *told) {
+    int count = 2 * one->layers + 3;
+    double own = median(kept->waited, kept->steps);
+    told->waited = largest(own, group);
+    told->least = -largest(-own, group);
+    for (int i = 0; i < KINDS; i++)
+        slowest(kept->times[i], kept->steps, group);
+    double *steps = kept->times[WHOLE], *silent = kept->times[SILENT];
+    double *copy = calloc((size_t)kept->steps, sizeof *copy);
+    if (copy != NULL) {
+        memcpy(copy, steps, (size_t)kept->steps * sizeof *copy);
+        told->step = median(copy, kept->steps);
+        memcpy(copy, silent, (size_t)kept->steps * sizeof *copy);
+        told->silent = median(copy, kept->steps);
+    }
+    free(copy);
+    told->shown = longer(steps, silent, kept->steps);
+    told->skew = longer(kept->times[MET], silent, kept->steps);
+    told->peak = largest(told->peak, group);
+    told->taken = largest(told->taken, group);
+    tt_tensor *parts = tt_from(one->parts, tt_shape(count), TUTTI_F64, NULL);
+    tt_read(tt_all_reduce(parts, TUTTI_AVG, group), told->parts, TUTTI_F64, (size_t)count);
+    for (int i = 0; i < count; i++)
+        told->parts[i] /= kept->steps;
+}
+
+/* One step of each kind that this mode has; those that are not timed have numbers that `kept` has no room for. */
+static bool steps_of_all_kinds(training *one, const settings *set, int number, record *kept, tutti_group *group) {
+    bool timed = number >= 0 && number < kept->steps;
+    int kinds = strcmp(set->mode, "data") == 0 || strcmp(set->mode, "sharded") == 0 ? KINDS : 1;
+    for (int k = 0; k < kinds; k++) {
+        double parts[PARTS];
+        tt_scope scope = tt_scope_open();
+        one->kind = (kind)k;
+        memcpy(parts, one->parts, sizeof parts);
+        meet(group);
+        int64_t start = tt_waited_ns(one->world);
+        double seconds = step(one, set);
+        if (timed)
+            kept->times[k][number] = seconds;
+        if (timed && k == WHOLE)
+            kept->waited[number] = 1e-9 * (double)(tt_waited_ns(one->world) - start);
+        else
+            memcpy(one->parts, parts, sizeof parts);
+        if (tt_scope_close(&scope) != TUTTI_OK)
+            return false;
+    }
+    one->kind = WHOLE;
+    return true;
 }
 
 static tutti_status rank_main(tutti_world *world, void *argument) {
     const settings *set = argument;
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_world_rank(world);
-    double *times = calloc(3 * (size_t)set->steps, sizeof *times), *silent = times + set->steps;
-    double *waited = silent + set->steps;
+    size_t steps = (size_t)set->steps;
+    double *times = calloc((KINDS + 1) * steps, sizeof *times);
+    record kept = { set->steps, { times, times + steps, times + 2 * steps }, times + 3 * steps };
     sampler memory = { .most = 0 };
     training one = { .model = NULL };
     long before = bytes_now();
@@ -261,32 +443,17 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
     tt_seed(1, (uint32_t)rank);
     make(&one, set, group);
     int64_t elements = one.sharded == NULL ? elements_of(one.model) : 0; /* behind the cut there are shards */
-    int kinds = strcmp(set->mode, "data") == 0 ? 2 : 1;
     for (int i = -WARM; i < set->steps + MEASURED && tt_error_pending() == TUTTI_OK; i++) {
         if (i == set->steps)
             sampler_begin(&memory);
-        for (int k = 0; k < kinds; k++) {
-            tt_scope inner = tt_scope_open();
-            one.silent = k == 1;
-            meet(group);
-            int64_t start = tt_waited_ns(world);
-            double seconds = step(&one, set);
-            if (i >= 0 && i < set->steps)
-                (k == 1 ? silent : times)[i] = seconds;
-            if (k == 0 && i >= 0 && i < set->steps)
-                waited[i] = 1e-9 * (double)(tt_waited_ns(world) - start);
-            if (tt_scope_close(&inner) != TUTTI_OK)
-                return tt_scope_close(&scope);
-        }
+        if (!steps_of_all_kinds(&one, set, i, &kept, group))
+            return tt_scope_close(&scope);
     }
-    double figures[] = { median(times, set->steps),  median(silent, set->steps),
-                         median(waited, set->steps), 0,
-                         (double)peak_bytes(),       (double)(sampler_end(&memory) - before) };
-    figures[3] = alone(set, elements, one.sharded, one.modules + 1, group);
-    for (size_t i = 0; i < sizeof figures / sizeof *figures; i++)
-        figures[i] = largest(figures[i], group);
+    figures told = { .peak = (double)peak_bytes(), .taken = (double)(sampler_end(&memory) - before) };
+    put_together(&kept, &one, group, &told);
+    told.alone = largest(alone(set, elements, one.sharded, one.modules + 1, group), group);
     if (tt_error_pending() == TUTTI_OK && rank == 0)
-        print(set, &one, elements, figures);
+        print(set, &one, elements, &told);
     end(&one);
     free(times);
     return tt_scope_close(&scope);
