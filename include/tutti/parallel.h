@@ -256,8 +256,9 @@ TUTTI_API bool tt_fully_sharded_step(tt_fully_sharded *sharded);
 /* Cuts parameters and protected optimizer states anew, over `group`: ranks of the old one, in its order. A collective
  * of that group. The old one may have ended, and ranks that are left out may be dead. Gradients, and what was gathered,
  * are dropped; near_ranks counts no longer. Where ranks are not at the same step, or one died in the middle of one, it
- * is TUTTI_ERROR_STATE on all, and nothing has changed: load a checkpoint then. With `replicas` it is
- * TUTTI_ERROR_UNSUPPORTED. */
+ * is TUTTI_ERROR_STATE on all, and nothing has changed: load a checkpoint then. Where another rank dies meanwhile, or
+ * one has no memory, either all that live have their new parts or all have an error and their old ones: shrink once
+ * more, and call it again. While it runs old and new parts are there. With `replicas` it is TUTTI_ERROR_UNSUPPORTED. */
 TUTTI_API bool tt_fully_sharded_regroup(tt_fully_sharded *sharded, tutti_group *group);
 
 /* ---- checkpoints ----

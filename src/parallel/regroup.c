@@ -2,13 +2,19 @@
  *
  * Going on after a death: shards and optimizer states lie in memory that every rank has mapped, so the survivors read
  * those of the dead, too, and cut everything anew.
+ *
+ * All is made beside what there is, which nobody touches. Then the ranks agree whether all of them have made it, and
+ * either all take the new parts or all keep the old ones: another death, wherever it comes, loses nothing.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include <tutti/streams.h>
 #include <tutti/symmetric.h>
 
+#include "functional/registry.h"
 #include "parallel/shard.h"
+#include "tensor/create.h"
 
 static tutti_device computed_on(const tt_fully_sharded *sharded) {
     return sharded->options.device != 0 ? sharded->options.device : sharded->device;
@@ -34,10 +40,17 @@ static tu_member *entry_of(const tt_optimizer *optimizer, const tt_tensor *shard
     return NULL;
 }
 
-/* Puts one state of all members of a unit into one block, with the values that they have. */
-static void move_state(tu_shard_unit *unit, tt_optimizer *optimizer, int which) {
+/* A block for one state of all members of a unit. */
+static void make_state(tu_shard_unit *unit, int which) {
     tutti_group *group = unit->all->group;
     tu_shard_state *state = &unit->states[which];
+    state->own = tu_tensor_hold(tt_symm_empty(tutti_group_world(group), tt_shape(unit->elements), unit->dtype,
+                                              TUTTI_OPTIONS(tt_symm_options, .device = unit->device)));
+    state->peers = tu_shard_peers(state->own, group);
+}
+
+/* Puts one state of all members of a unit into one block, with the values that they have. */
+static void move_state(tu_shard_unit *unit, tt_optimizer *optimizer, int which) {
     bool any = false;
     for (int i = 0; i < unit->count; i++) {
         const tu_member *entry = entry_of(optimizer, unit->members[i].shard);
@@ -45,14 +58,12 @@ static void move_state(tu_shard_unit *unit, tt_optimizer *optimizer, int which) 
     }
     if (!any || tu_self()->pending != TUTTI_OK)
         return;
-    state->own = tu_tensor_hold(tt_symm_empty(tutti_group_world(group), tt_shape(unit->elements), unit->dtype,
-                                              TUTTI_OPTIONS(tt_symm_options, .device = unit->device)));
-    state->peers = tu_shard_peers(state->own, group);
+    make_state(unit, which);
     for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
         tu_member *entry = entry_of(optimizer, unit->members[i].shard);
         if (entry == NULL || entry->states[which] == NULL)
             continue;
-        tt_tensor *rows = tu_shard_rows(state->own, &unit->members[i]);
+        tt_tensor *rows = tu_shard_rows(unit->states[which].own, &unit->members[i]);
         tt_copy_(rows, entry->states[which]);
         if (tu_self()->pending != TUTTI_OK)
             continue;
@@ -133,8 +144,8 @@ bool tt_fully_sharded_step(tt_fully_sharded *sharded) {
 /* Whether all ranks of the old group stand behind the same step; else the error says who does not. */
 static tutti_status same_step(const tt_fully_sharded *sharded) {
     if (sharded->lost)
-        return tu_error(TUTTI_ERROR_STATE, "fully_sharded_regroup: a rank died while parameters were cut anew, and not "
-                                           "all are there: make the module anew and load a checkpoint");
+        return tu_error(TUTTI_ERROR_STATE, "fully_sharded_regroup: the last call ended without an agreement, and other "
+                                           "ranks may have other parts: make the module anew and load a checkpoint");
     double own = sharded->optimizer != NULL ? tt_item(tt_optimizer_steps(sharded->optimizer)) : 0;
     for (int i = 0; sharded->marks != NULL && i < tutti_group_size(sharded->group); i++) {
         double marks[2] = { 0, 0 };
@@ -168,61 +179,148 @@ static tt_tensor *assemble(const tu_shard_member *member, tt_tensor *const *peer
     return member->shape.ndim > 0 ? tu_shard_shaped(rows, member, member->rows) : tt_view(rows, tt_shape());
 }
 
-/* What a member had, whole: itself and the optimizer's states of it. */
-typedef struct remains {
-    tu_member *entry; /* NULL: the optimizer does not know it */
-    tt_tensor *states[TU_STEP_STATES];
-} remains;
+/* A member on its way from one group to the other. */
+typedef struct passage {
+    tu_member *entry;                  /* NULL: the optimizer does not know it */
+    tt_tensor *states[TU_STEP_STATES]; /* whole; of the scope */
+    tt_tensor *rows[TU_STEP_STATES];   /* this rank's new ones; held */
+} passage;
 
-static void gather_remains(tu_shard_unit *unit, remains *all) {
-    int ranks = tutti_group_size(unit->all->group);
-    for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
+/* A unit as it was, while it is made anew in its place. */
+typedef struct former {
+    bool begun;
+    tu_shard_unit unit; /* its members are copies */
+    passage *passages;  /* per member; of the scope */
+} former;
+
+/* Everything that is made anew. */
+typedef struct regrouping {
+    tt_fully_sharded *sharded;
+    tutti_group *old, *group;
+    former *formers; /* per unit; of the scope */
+    tt_tensor *marks, **at_peers;
+    int64_t shard_bytes;
+} regrouping;
+
+/* Sets a unit aside, and leaves it as if it had never been cut. */
+static bool set_aside(tu_shard_unit *unit, former *was) {
+    size_t count = (size_t)unit->count;
+    tu_shard_member *members = calloc(count + 1, sizeof *members);
+    if (members == NULL) {
+        tu_pending_take(tu_error_memory("a unit that is cut anew", (count + 1) * sizeof *members));
+        return false;
+    }
+    memcpy(members, unit->members, count * sizeof *members);
+    was->unit = *unit;
+    was->unit.members = members;
+    was->begun = true;
+    for (size_t i = 0; i < count; i++) {
         tu_shard_member *member = &unit->members[i];
-        member->original = tu_tensor_hold(assemble(member, unit->peers, ranks));
-        all[i] =
-            (remains){ .entry = unit->all->optimizer != NULL ? entry_of(unit->all->optimizer, member->shard) : NULL };
-        for (int which = 0; which < TU_STEP_STATES && all[i].entry != NULL; which++)
-            if (unit->states[which].own != NULL && all[i].entry->states[which] != NULL)
-                all[i].states[which] = assemble(member, unit->states[which].peers, ranks);
+        member->shard = member->whole = member->sent = member->landing = NULL;
+        member->hook = NULL;
+        member->arrived = false;
+    }
+    unit->shard = unit->sent = unit->whole = unit->kept = unit->reduction = unit->partial = NULL;
+    unit->peers = NULL;
+    unit->in_reduction = unit->in_partial = NULL;
+    memset(unit->states, 0, sizeof unit->states);
+    unit->elements = 0;
+    unit->arrivals = 0;
+    unit->gathered = unit->hidden = unit->reduced = false;
+    return true;
+}
+
+/* Puts the parts of all ranks of the old group together. */
+static void assemble_unit(tu_shard_unit *unit, const former *was, int ranks) {
+    const tt_optimizer *optimizer = unit->all->optimizer;
+    for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
+        const tu_shard_member *had = &was->unit.members[i];
+        passage *way = &was->passages[i];
+        unit->members[i].original = tu_tensor_hold(assemble(had, was->unit.peers, ranks));
+        way->entry = optimizer != NULL ? entry_of(optimizer, had->shard) : NULL;
+        for (int which = 0; which < TU_STEP_STATES && way->entry != NULL; which++)
+            if (was->unit.states[which].own != NULL && way->entry->states[which] != NULL)
+                way->states[which] = assemble(had, was->unit.states[which].peers, ranks);
     }
 }
 
-/* Gives the optimizer the new shard, and its rows of the states. */
-static void follow(tu_shard_member *member, remains *had) {
-    if (had->entry == NULL)
+/* This rank's rows of one state, in a new block. */
+static void cut_state(tu_shard_unit *unit, passage *passages, int which) {
+    bool any = false;
+    for (int i = 0; i < unit->count; i++)
+        any = any || passages[i].states[which] != NULL;
+    if (!any || tu_self()->pending != TUTTI_OK)
         return;
-    tu_tensor_drop(had->entry->parameter);
-    had->entry->parameter = tu_tensor_hold(member->shard);
-    for (int i = 0; i < TU_STEP_STATES && tu_self()->pending == TUTTI_OK; i++)
-        if (had->states[i] != NULL) {
-            tu_tensor_drop(had->entry->states[i]);
-            had->entry->states[i] = tu_tensor_hold(tt_clone(tu_shard_own(had->states[i], member)));
-        }
+    make_state(unit, which);
+    for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
+        if (passages[i].states[which] == NULL)
+            continue;
+        tt_tensor *rows = tu_shard_rows(unit->states[which].own, &unit->members[i]);
+        tt_copy_(rows, tu_shard_own(passages[i].states[which], &unit->members[i]));
+        passages[i].rows[which] = tu_tensor_hold(rows);
+    }
 }
 
-static void recut(tu_shard_unit *unit, tutti_group *old, tutti_group *group) {
-    remains *had = tu_scope_memory(((size_t)unit->count + 1) * sizeof *had);
-    if (had == NULL || unit->count == 0)
+static void drop_originals(tu_shard_unit *unit) {
+    for (int i = 0; i < unit->count; i++) {
+        tu_tensor_drop(unit->members[i].original);
+        unit->members[i].original = NULL;
+    }
+}
+
+/* Makes a unit anew. One is whole at a time. */
+static void recut(tu_shard_unit *unit, former *was, int ranks) {
+    size_t bytes = ((size_t)unit->count + 1) * sizeof *was->passages;
+    was->passages = tu_scope_memory(bytes);
+    if (was->passages == NULL || !set_aside(unit, was))
         return;
-    memset(had, 0, ((size_t)unit->count + 1) * sizeof *had);
-    gather_remains(unit, had);
-    if (tu_self()->pending != TUTTI_OK)
-        return;
-    unit->all->group = old;
-    tu_shard_clear(unit);
-    unit->all->group = group;
-    tu_pending_take(tu_shard_cut(unit));
-    for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++) {
-        tu_shard_member *member = &unit->members[i];
+    memset(was->passages, 0, bytes);
+    tt_scope scope = tt_scope_open();
+    assemble_unit(unit, was, ranks);
+    if (tu_self()->pending == TUTTI_OK)
+        tu_pending_take(tu_shard_cut(unit));
+    for (int which = 0; which < TU_STEP_STATES; which++)
+        cut_state(unit, was->passages, which);
+    if (tu_self()->pending == TUTTI_OK)
+        tu_shard_hang_members(unit);
+    drop_originals(unit);
+    for (int i = 0; i < unit->count; i++)
+        memset(was->passages[i].states, 0, sizeof was->passages[i].states);
+    tu_scope_leave(&scope);
+}
+
+/* The new parts count: slots and optimizer get them, and the old ones go. Nothing here can fail. */
+static void take_new(tu_shard_unit *unit, former *was) {
+    for (int i = 0; i < unit->count; i++) {
+        const tu_shard_member *member = &unit->members[i];
+        const passage *way = &was->passages[i];
         for (int k = 0; k < member->slot_count; k++)
             tt_module_set_parameter(member->slots[k].module, member->slots[k].name, member->shard);
-        follow(member, &had[i]);
-        tu_tensor_drop(member->original);
-        member->original = NULL;
+        if (way->entry == NULL)
+            continue;
+        tu_tensor_drop(way->entry->parameter);
+        way->entry->parameter = tu_tensor_hold(member->shard);
+        for (int which = 0; which < TU_STEP_STATES; which++)
+            if (way->rows[which] != NULL) {
+                tu_tensor_drop(way->entry->states[which]);
+                way->entry->states[which] = way->rows[which];
+            }
     }
-    tu_shard_hang_members(unit);
-    for (int which = 0; which < TU_STEP_STATES && unit->all->optimizer != NULL; which++)
-        move_state(unit, unit->all->optimizer, which);
+    tu_shard_clear(&was->unit);
+    free(was->unit.members);
+}
+
+/* The old parts stay, and the new ones go. */
+static void take_back(tu_shard_unit *unit, former *was) {
+    tu_shard_member *members = unit->members;
+    for (int i = 0; i < unit->count; i++)
+        for (int which = 0; which < TU_STEP_STATES; which++)
+            tu_tensor_drop(was->passages[i].rows[which]);
+    tu_shard_clear(unit);
+    memcpy(members, was->unit.members, (size_t)unit->count * sizeof *members);
+    free(was->unit.members);
+    *unit = was->unit;
+    unit->members = members;
 }
 
 /* ---- the call ---- */
@@ -244,29 +342,91 @@ static void drop_what_was_under_way(tt_fully_sharded *sharded) {
     sharded->order_known = sharded->callback = false;
 }
 
+/* Makes everything for the new group. Failed with an error pending; then some of it is there. */
+static void make_all(regrouping *all) {
+    tt_fully_sharded *sharded = all->sharded;
+    all->formers = tu_scope_memory((size_t)sharded->unit_count * sizeof *all->formers);
+    if (all->formers != NULL)
+        memset(all->formers, 0, (size_t)sharded->unit_count * sizeof *all->formers);
+    for (int i = 0; i < sharded->unit_count && tu_self()->pending == TUTTI_OK; i++)
+        recut(&sharded->units[i], &all->formers[i], tutti_group_size(all->old));
+    sharded->marks = NULL;
+    sharded->at_peers = NULL;
+    if (sharded->optimizer != NULL && tu_self()->pending == TUTTI_OK)
+        make_marks(sharded, tt_item(tt_optimizer_steps(sharded->optimizer)));
+}
+
+/* Whether no error is pending on any rank that lives, the same answer for all of them: deaths do not disturb it. Else
+ * one is pending; *unknown: there was no answer. */
+static bool all_are_good(const char *others, tutti_group *group, bool *unknown) {
+    bool every = false;
+    tu_pending_copy error;
+    tu_pending_save(&error);
+    tutti_status voted = tutti_group_agree(group, error.status == TUTTI_OK, &every);
+    *unknown = voted != TUTTI_OK;
+    if (error.status != TUTTI_OK)
+        tu_pending_restore(&error);
+    else if (voted != TUTTI_OK)
+        tu_pending_take(voted);
+    else if (!every && tu_pending_take(tutti_group_check(group)) == TUTTI_OK)
+        tu_fail(TUTTI_ERROR_STATE, "%s", others);
+    return tu_self()->pending == TUTTI_OK;
+}
+
+/* Each says that its parts are written: a rank that died before has left nothing that the others may use. Where
+ * this one failed it ends the group, so that nobody waits for its parts. */
+static void tell_written(const regrouping *all) {
+    if (tutti_device_kind(all->sharded->device) == TUTTI_CUDA && tu_self()->pending == TUTTI_OK)
+        tt_synchronize(all->sharded->device);
+    if (tu_self()->pending == TUTTI_OK)
+        tt_wait(tt_all_reduce(tt_full(tt_shape(), 1, TUTTI_I32, TU_OF_HOST), TUTTI_SUM, all->group));
+    (void)tu_flight_check("fully_sharded_regroup", all->group, false);
+}
+
+/* Takes what is new, or what is old. */
+static void settle(regrouping *all, bool is_new) {
+    tt_fully_sharded *sharded = all->sharded;
+    tt_tensor *marks = is_new ? all->marks : sharded->marks, **at_peers = is_new ? all->at_peers : sharded->at_peers;
+    sharded->group = is_new ? all->old : all->group; /* of what goes */
+    for (int i = 0; all->formers != NULL && i < sharded->unit_count; i++)
+        if (all->formers[i].begun)
+            (is_new ? take_new : take_back)(&sharded->units[i], &all->formers[i]);
+    tu_shard_peers_free(at_peers, tutti_group_size(sharded->group));
+    tu_tensor_drop(marks);
+    if (is_new) {
+        sharded->group = tutti_group_keep(all->group);
+        tutti_group_release(all->old);
+        return;
+    }
+    sharded->group = all->old;
+    sharded->marks = all->marks;
+    sharded->at_peers = all->at_peers;
+    sharded->counts.shard_bytes = all->shard_bytes;
+}
+
 static void regroup(tt_fully_sharded *sharded, tutti_group *group) {
-    tutti_group *old = sharded->group;
+    bool unknown;
     hear_out(sharded);
-    tutti_status status = tu_parallel_all(
-        same_step(sharded), "fully_sharded_regroup: another rank cannot go on from memory: load a checkpoint", group);
-    if (tu_pending_take(status) != TUTTI_OK)
+    tu_pending_take(same_step(sharded));
+    if (!all_are_good("fully_sharded_regroup: another rank cannot go on from memory: load a checkpoint", group,
+                      &unknown))
         return;
     drop_what_was_under_way(sharded);
     tutti_group_release(sharded->near); /* its ranks may be dead */
     sharded->near = NULL;
+    regrouping all = { .sharded = sharded,
+                       .old = sharded->group,
+                       .group = group,
+                       .marks = sharded->marks,
+                       .at_peers = sharded->at_peers,
+                       .shard_bytes = sharded->counts.shard_bytes };
+    sharded->group = group;
     sharded->counts.shard_bytes = 0;
-    for (int i = 0; i < sharded->unit_count && tu_self()->pending == TUTTI_OK; i++) {
-        sharded->group = old;
-        recut(&sharded->units[i], old, group);
-    }
-    sharded->group = tutti_group_keep(group);
-    if (sharded->optimizer != NULL) {
-        tu_shard_peers_free(sharded->at_peers, tutti_group_size(old));
-        tu_tensor_drop(sharded->marks);
-        make_marks(sharded, tt_item(tt_optimizer_steps(sharded->optimizer)));
-    }
-    sharded->lost = tu_self()->pending != TUTTI_OK;
-    tutti_group_release(old);
+    make_all(&all);
+    tell_written(&all);
+    bool is_new = all_are_good("fully_sharded_regroup: another rank could not cut its parts anew", group, &unknown);
+    sharded->lost = unknown; /* nobody knows what the others have taken */
+    settle(&all, is_new);
 }
 
 bool tt_fully_sharded_regroup(tt_fully_sharded *sharded, tutti_group *group) {

@@ -111,7 +111,7 @@ struct tt_fully_sharded {
     bool order_known;
     uint64_t pass;                /* forwards of the root so far */
     bool inside;                  /* one is under way */
-    bool lost;                    /* a rank died while others cut anew: some units have no values */
+    bool lost;                    /* there was no agreement on who has cut anew: ranks may have different parts */
     tt_optimizer *optimizer;      /* that is protected, or NULL; lent */
     tt_tensor *marks, **at_peers; /* steps that were begun and that were made, of this rank and of all; held */
     tt_fully_sharded_counts counts;

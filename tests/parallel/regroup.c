@@ -257,7 +257,9 @@ static bool die_at(int step, int regroup) {
     CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 4, die_somewhere, shared), TUTTI_ERROR_DEAD);
     CHECK_EQ(atomic_load(&shared->finished), regroup > 0 ? 2 : 3);
     bool died = atomic_load(&shared->spared) == (regroup > 0 ? 1 : 0);
-    CHECK(died || atomic_load(&shared->from_memory) > 0); /* who had finished leaves everything behind */
+    /* Who had finished its step leaves everything behind; and nothing is lost where parts are made anew. */
+    if (!died || regroup > 0)
+        CHECK_EQ(atomic_load(&shared->from_memory), regroup > 0 ? 2 : 3);
     munmap(shared, sizeof *shared);
     return died;
 }
@@ -269,11 +271,58 @@ TEST_LIMIT(wherever_in_a_step_a_rank_dies_the_others_have_all_or_are_told, 300) 
     CHECK(deaths > 0);
 }
 
-TEST_LIMIT(wherever_another_dies_while_they_cut_anew_the_others_have_all_or_are_told, 300) {
+TEST_LIMIT(wherever_another_dies_while_they_cut_anew_nothing_is_lost, 300) {
     int deaths = 0, apart = test_sanitized() ? 400 : test_on_device() ? 1500 : 101;
     while (die_at(0, 1 + deaths * apart))
         deaths++;
     CHECK(deaths > 0);
+}
+
+/* Cuts anew over the same ranks; rank 1 has no memory for its n-th allocation. Whether it was whole, on all. */
+static bool regroup_without_memory(tt_fully_sharded *sharded, tutti_world *world, long nth, bool *delivered) {
+    tutti_group *group;
+    bool fails = nth > 0 && tutti_world_rank(world) == 1;
+    CHECK_OK(tutti_group_new(world, (int[]){ 0, 1, 2 }, 3, NULL, &group));
+    if (fails)
+        test_fail_arm_here(allocations, nth);
+    bool whole = tt_fully_sharded_regroup(sharded, group);
+    *delivered = fails && test_fail_disarm();
+    CHECK(whole || tt_error_pending() != TUTTI_OK);
+    tt_error_clear();
+    tutti_group_release(group);
+    tt_tensor *both = tt_from((double[]){ whole, *delivered }, tt_shape(2), TUTTI_F64,
+                              TUTTI_OPTIONS(tt_options, .device = TUTTI_CPU));
+    double sums[2] = { 0 };
+    CHECK(tt_read(tt_all_reduce(both, TUTTI_SUM, tutti_world_group(world)), sums, TUTTI_F64, 2));
+    CHECK_EQ(sums[0], whole ? 3 : 0);
+    *delivered = sums[1] > 0;
+    return whole;
+}
+
+TEST_WORLD_THREADS(a_rank_without_memory_leaves_all_with_what_they_had, 3) {
+    int rank = tutti_world_rank(world), apart = test_sanitized() || test_on_device() ? 211 : 37, refused = 0;
+    tt_scope scope = tt_scope_open();
+    net net = net_of(), alone = net_of();
+    tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, tutti_world_group(world), NULL);
+    tt_optimizer *optimizer = tt_adamw_optimizer(net.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
+    CHECK(tt_fully_sharded_protect(sharded, optimizer));
+    int step = 0;
+    bool delivered = true;
+    for (long nth = 1; delivered; nth += apart) {
+        step_together(net.root, sharded, optimizer, rank, step);
+        step_alone(alone.root, reference, 3, step++);
+        bool again, whole = regroup_without_memory(sharded, world, nth, &delivered);
+        refused += !whole;
+        CHECK(whole || regroup_without_memory(sharded, world, 0, &again));
+        check_whole(sharded, alone.root, 0);
+    }
+    CHECK(refused > 0);
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_optimizer_release(reference);
+    tt_module_release(net.root);
+    tt_module_release(alone.root);
+    CHECK_OK(tt_scope_close(&scope));
 }
 
 TEST_WORLD_THREADS(regrouping_is_refused_where_it_cannot_work, 1) {
