@@ -220,7 +220,9 @@ static size_t rounded(size_t bytes) {
     return (bytes + TU_FUSED_ALIGN - 1) / TU_FUSED_ALIGN * TU_FUSED_ALIGN;
 }
 
-/* Of the half of the current gather, and of the stage of the current scatter. */
+/* Of the half of the current gather, and of the stage of the current scatter. Calls that are captured do not count:
+ * they do not run between those before and behind them, which may have no meeting of theirs between two uses of a half.
+ */
 static size_t half_offset(const tu_fused_room *room) {
     return room->board_bytes + room->gathers % 2 * room->half_bytes;
 }
@@ -441,7 +443,7 @@ tutti_status tu_fused_close_gather(tu_fused_gather *gather, tutti_status status)
     gather->met = NULL;
     if (run->state == NULL || status != TUTTI_OK)
         return checked(run, status);
-    run->room->gathers++;
+    run->room->gathers += !run->capturing;
     if (gather->left || (!in_place && !run->capturing))
         return TUTTI_OK;
     if (!gather->own_first)
@@ -610,7 +612,7 @@ tutti_status tu_fused_scatter_together(tu_fused_run *run, tu_device_together *pr
             (char *)tu_symmetric_mapped(run->peers, rank) + stage + (size_t)run->rank * product->part_bytes;
     tutti_status status = checked(run, run_together(run, product));
     if (status == TUTTI_OK)
-        run->room->scatters++;
+        run->room->scatters += !run->capturing;
     return status;
 }
 
@@ -663,7 +665,7 @@ tutti_status tu_fused_add_beside(tu_fused_run *run, size_t offset, void *to, int
 tutti_status tu_fused_close_scatter(tu_fused_run *run, tutti_status status) {
     if (run->state == NULL || status != TUTTI_OK)
         return checked(run, status);
-    run->room->scatters++;
+    run->room->scatters += !run->capturing;
     status = run->capturing ? meet_on(run, run->room->beside) : TUTTI_OK;
     if (status == TUTTI_OK)
         status = follow(run->device, run->stream, run->room->beside);
@@ -677,7 +679,7 @@ tutti_status tu_fused_open_half(tu_fused_run *run, const tu_fused_signature *sig
         status = reserve(run, signature, 0, bytes > 0 ? bytes : 1, 0);
     if (status == TUTTI_OK) {
         *half = (char *)tutti_memory_data(run->room->memory) + half_offset(run->room);
-        run->room->gathers++;
+        run->room->gathers += !run->capturing;
     }
     return status;
 }
