@@ -86,6 +86,12 @@ TUTTI_API bool tt_module_training(const tt_module *module);
 TUTTI_API tt_tensor *tt_module_call(tt_module *module, tt_tensor *x);
 /* Runs a module with several inputs and outputs, with its hooks. */
 TUTTI_API tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs);
+/* A function of a module, as its forward is one: writes its results to `outputs` (room for TT_FUNCTION_TENSORS) and
+ * returns how many there are. */
+typedef int tt_module_method(tt_module *module, tt_tensor_list inputs, tt_tensor **outputs);
+/* Runs another function of the module in the place of its forward, with the hooks of a forward around it and around its
+ * backward: parameters that are fully sharded are whole in it, say. */
+TUTTI_API tt_tensor_list tt_module_call_method(tt_module *module, tt_module_method *method, tt_tensor_list inputs);
 
 /* tt_module_call as a checkpoint (tt_checkpoint): the module keeps nothing for the backward and runs once more then. */
 TUTTI_API tt_tensor *tt_module_call_checkpointed(tt_module *module, tt_tensor *x);

@@ -471,16 +471,17 @@ static void run_always(tt_module *module, tt_tensor_list inputs, size_t count, t
 }
 
 /* Forward with its hooks; what it returns belongs to the caller's scope. */
-static tt_tensor_list call_with_hooks(tt_module *module, tt_tensor_list inputs, tt_tensor **given,
-                                      tt_tensor **outputs) {
+static tt_tensor_list call_with_hooks(tt_module *module, tt_module_method *method, tt_tensor_list inputs,
+                                      tt_tensor **given, tt_tensor **outputs) {
     tu_backward_hooks *hooks = NULL;
     if (inputs.count > 0)
         memcpy(given, inputs.at, inputs.count * sizeof *given);
     run_forward_pre(module, inputs.count, given);
     tt_tensor_list wrapped = tu_wrap_inputs(module, tt_tensors_of(inputs.count, given), &hooks);
-    int count = tu_self()->pending == TUTTI_OK ? module->type.forward(module, wrapped, outputs) : 0;
+    int count = tu_self()->pending == TUTTI_OK ? method(module, wrapped, outputs) : 0;
     if (tu_self()->pending == TUTTI_OK && (count < 0 || count > TT_FUNCTION_TENSORS))
-        tu_fail(TUTTI_ERROR_ARGUMENT, "forward returned %d results", count);
+        tu_fail(TUTTI_ERROR_ARGUMENT, "%s returned %d results", method == module->type.forward ? "forward" : "a method",
+                count);
     if (tu_self()->pending == TUTTI_OK)
         run_forward_hooks(&module->forward, module, wrapped, (size_t)count, outputs);
     run_always(module, wrapped, (size_t)(count > 0 ? count : 0), outputs);
@@ -497,10 +498,11 @@ static void blame(const tt_module *module) {
     tu_pending_take(status);
 }
 
-tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs) {
+/* The module is usable. */
+static tt_tensor_list call_by(tt_module *module, tt_module_method *method, tt_tensor_list inputs) {
     tt_tensor_list none = { 0, tu_nothing };
     tu_thread *self = tu_self();
-    if (!usable("module_call", module) || !tu_scope_check())
+    if (!tu_scope_check())
         return none;
     if (inputs.count > TT_FUNCTION_TENSORS) {
         tu_fail(TUTTI_ERROR_LIMIT, "module_call: %zu inputs; at most %d are possible, in %s", inputs.count,
@@ -513,13 +515,29 @@ tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs) {
         return none;
     tu_place *outer = self->place, *place = tu_place_hold(module->place); /* a hook may move the module */
     self->place = place;
-    tt_tensor_list result = call_with_hooks(module, inputs, given, outputs);
+    tt_tensor_list result = call_with_hooks(module, method, inputs, given, outputs);
     self->place = outer;
     tu_place_drop(place);
     if (self->pending == TUTTI_OK)
         return result;
     blame(module);
     return none;
+}
+
+tt_tensor_list tt_module_call_all(tt_module *module, tt_tensor_list inputs) {
+    return usable("module_call", module) ? call_by(module, module->type.forward, inputs)
+                                         : (tt_tensor_list){ 0, tu_nothing };
+}
+
+tt_tensor_list tt_module_call_method(tt_module *module, tt_module_method *method, tt_tensor_list inputs) {
+    tt_tensor_list none = { 0, tu_nothing };
+    if (!usable("module_call_method", module))
+        return none;
+    if (method == NULL) {
+        tu_fail(TUTTI_ERROR_ARGUMENT, "module_call_method: method is NULL");
+        return none;
+    }
+    return call_by(module, method, inputs);
 }
 
 tt_tensor *tt_module_call(tt_module *module, tt_tensor *x) {

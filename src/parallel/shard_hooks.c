@@ -48,10 +48,12 @@ static tutti_status append(tu_shard_unit ***list, size_t *count, size_t *capacit
 
 /* ---- forward ---- */
 
-/* The unit that came next in the last forward. The first one writes the order down; where it is another one now, there
- * is none. */
+/* The unit that came next in the last forward. The first one writes the order down; where it is another one now, or the
+ * unit is called by itself, there is none. */
 static tu_shard_unit *next_in_order(tu_shard_unit *unit) {
     tt_fully_sharded *all = unit->all;
+    if (!all->inside)
+        return NULL;
     if (!all->order_known)
         tu_pending_take(append(&all->order, &all->order_count, &all->order_capacity, unit));
     else if (all->next < all->order_count && all->order[all->next] == unit && ++all->next < all->order_count)

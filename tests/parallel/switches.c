@@ -52,6 +52,45 @@ TEST_WORLD(units_that_are_listed_are_gathered_ahead_and_no_others, 2) {
     END;
 }
 
+/* ---- functions other than forwards ---- */
+
+/* What the layer of a unit gives, without its relu, and squared. */
+static int squares(tt_module *unit, tt_tensor_list inputs, tt_tensor **outputs) {
+    outputs[0] = tt_square(tt_module_call(tt_module_child(unit, "0"), inputs.at[0]));
+    return 1;
+}
+
+static tt_tensor *loss_by_method(const net *of, tt_tensor *x) {
+    tt_tensor_list seen = tt_module_call_method(of->units[0], squares, tt_tensors_of(1, &x));
+    return seen.count == 1 ? tt_mean(tt_add(tt_module_call(of->root, x), seen.at[0])) : NULL;
+}
+
+TEST_WORLD(a_method_of_a_unit_gathers_it_and_its_gradients_are_reduced, 2) {
+    BEGIN;
+    event_log log = { .count = 0 };
+    net ours = net_of(1), alone = net_of(1);
+    tt_fully_sharded *sharded = watched(&ours, group, &log);
+    tt_optimizer *optimizer = tt_adamw_optimizer(ours.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
+    tt_tensor *x = tt_add_scalar(tt_mul_scalar(tt_arange(0, 15, 1, TUTTI_F32, NULL), 0.1), -0.7);
+    x = tt_reshape(x, tt_shape(3, 5));
+    for (int step = 0; step < 3; step++) { /* the same on both ranks, whose average is exact */
+        tt_scope inner = tt_scope_open();
+        log.count = 0;
+        CHECK(tt_backward(loss_by_method(&ours, x), NULL));
+        CHECK(log.at[0].event == TT_SHARD_GATHER && log.at[0].unit == 0);
+        CHECK(tt_optimizer_step(optimizer) && tt_backward(loss_by_method(&alone, x), NULL));
+        CHECK(tt_optimizer_step(reference));
+        tt_optimizer_zero_grad(optimizer);
+        tt_optimizer_zero_grad(reference);
+        check_whole(sharded, alone.root, 0);
+        CHECK_OK(tt_scope_close(&inner));
+    }
+    CHECK_EQ(tt_module_call_method(ours.units[0], NULL, tt_tensors_of(1, &x)).count, 0);
+    expect_error(TUTTI_ERROR_ARGUMENT, "method is NULL");
+    end_pair(sharded, optimizer, reference, &ours, &alone);
+    END;
+}
+
 /* ---- when units are freed ---- */
 
 TEST_WORLD(units_stay_whole_behind_forward_and_backward_where_switches_say_so, 2) {

@@ -356,6 +356,28 @@ def modules_have_names():
     raises(ZeroDivisionError, nn.Lambda(lambda x: 1 / 0), x)
 
 
+def methods_of_modules_run_with_hooks():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(tt.tensor([2.0, 3.0]))
+
+        def forward(self, x):
+            return x * self.factor
+
+        def backwards(self, x, scale=1.0):
+            return x / self.factor * scale, x
+
+    module, seen = Scaled(), []
+    hook = module.register_forward_pre_hook(lambda module, inputs: seen.append(len(inputs)))
+    x = tt.tensor([6.0, 6.0])
+    result, same = module.call_method(module.backwards, x, scale=2.0)
+    assert result.tolist() == [6.0, 4.0] and same.tolist() == [6.0, 6.0] and seen == [1] and module(x).tolist() == [12.0, 18.0] and seen == [1, 1]
+    layer = nn.Linear(2, 2)
+    assert layer.call_method(lambda x, rows: layer.weight[:rows] + x, x, 1).shape == (1, 2)
+    hook.remove()
+
+
 def module_hooks_change_what_passes():
     layer, x, seen = nn.Linear(2, 2), tt.ones((1, 2), requires_grad=True), []
     hooks = [layer.register_forward_pre_hook(lambda module, inputs: inputs[0] * 2), layer.register_forward_hook(lambda module, inputs, outputs: outputs[0] + 1),
@@ -631,7 +653,7 @@ def a_forked_child_may_forget_them():
 
 if __name__ == "__main__":
     run((every_operator_is_a_function, pointwise_operators, numbers_of_every_kind, indexing_is_as_in_numpy, errors_are_exceptions_with_the_librarys_words,
-         gradients_flow, functions_of_ones_own, hooks_and_checkpoints, modules_have_names, module_hooks_change_what_passes, layers_compute_what_they_say,
+         gradients_flow, functions_of_ones_own, hooks_and_checkpoints, modules_have_names, methods_of_modules_run_with_hooks, module_hooks_change_what_passes, layers_compute_what_they_say,
          training_goes_on_from_a_file, optimizers_step_as_their_formulas, compiled_functions, graphs_can_be_looked_at, nothing_is_kept_that_is_not_used,
          memory_is_shared_with_numpy, memory_is_shared_by_the_buffer_protocol_and_dlpack, files_of_tensors, threads_have_their_own_modes_and_errors,
          a_forked_child_may_forget_them))

@@ -199,6 +199,7 @@ TEST(what_a_failed_call_lists_are_nulls) {
     CHECK(is_nothing(tt_reduce_scatter_coalesced(list, TUTTI_SUM, 1, (int[]){ 0 }, NULL)));
     CHECK(is_nothing(tt_fused_all_gather_matmul(x, list, 0, NULL, NULL)));
     CHECK(is_nothing(tt_module_call_all(NULL, list)));
+    CHECK(is_nothing(tt_module_call_method(NULL, NULL, list)));
     CHECK(is_unnamed(tt_module_parameters(NULL)));
     CHECK(is_unnamed(tt_optimizer_state(NULL)));
     CHECK(is_unnamed(tt_load_npz("/nowhere")));

@@ -17,6 +17,7 @@ from ..tensor._tensor import Tensor
 _pointer = ctypes.c_void_p
 _Type = struct("tt_module_type")
 _call_all = _calls.bind("tt_module_call_all", "tensors", "PL")
+_call_method = _calls.bind("tt_module_call_method", "tensors", "PPL")
 _call_checkpointed = _calls.bind("tt_module_call_checkpointed", "tensor", "PT")
 _set_parameter = _calls.bind("tt_module_set_parameter", "done", "PsT")
 _parameter = _calls.bind("tt_module_parameter", "tensor", "Ps")
@@ -49,10 +50,10 @@ class Parameter:
 
 
 class _Call:
-    """Arguments of a forward that are no tensors, beside those that go through C."""
+    """Arguments of a forward that are no tensors, beside those that go through C; and the method, where it is another one."""
 
-    def __init__(self, template, arguments, named):
-        self.template, self.arguments, self.named, self.single = template, arguments, named, False
+    def __init__(self, template, arguments, named, method=None):
+        self.template, self.arguments, self.named, self.single, self.method = template, arguments, named, False, method
 
 
 def _under_way() -> Dict[int, _Call]:
@@ -69,9 +70,10 @@ def _forward(module, inputs, outputs):
     call, tensors = _under_way().pop(module, None), _calls.list_of(inputs)
     if call is None or sum(call.template) != len(tensors):  # called by the library, or by a compiled function
         call = _Call([True] * len(tensors), [None] * len(tensors), {})
-    result = self.forward(*merge(call.template, call.arguments, tensors), **call.named)
+    method = call.method or self.forward
+    result = method(*merge(call.template, call.arguments, tensors), **call.named)
     call.single = not isinstance(result, (tuple, list))
-    return fill(outputs, sequence(result), f"{type(self).__name__}.forward")
+    return fill(outputs, sequence(result), f"{type(self).__name__}.{getattr(method, '__name__', 'forward')}")
 
 
 _kinds: Dict[type, Any] = {}  # modules in C may outlive their objects, and point to the name
@@ -200,20 +202,28 @@ class Module:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """forward, with hooks. Tensors must be given by position; everything else reaches forward as it is."""
+        return self._call(None, arguments, named)
+
+    def call_method(self, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """method(*arguments), where method is another one of this module than forward, with the hooks of a forward: fully sharded parameters are whole in it."""
+        return self._call(method, arguments, named)
+
+    def _call(self, method: Optional[Callable[..., Any]], arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         if any(isinstance(value, Tensor) for value in named.values()):
             raise TypeError("tutti: tensors are given to modules by position")
         template = [isinstance(argument, Tensor) for argument in arguments]
-        call = _Call(template, [None if is_tensor else argument for is_tensor, argument in zip(template, arguments)], named)
-        if self._native and (named or not all(template)):
+        call = _Call(template, [None if is_tensor else argument for is_tensor, argument in zip(template, arguments)], named, method)
+        if self._native and method is None and (named or not all(template)):
             raise TypeError(f"tutti: {type(self).__name__} takes tensors alone")
         handle = self._need()
         _under_way()[handle] = call
         try:
             with _calls.Calls():
-                results = _calls.tensors(_call_all, handle, [argument for argument in arguments if isinstance(argument, Tensor)])
+                tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+                results = _calls.tensors(_call_all, handle, tensors) if method is None else _calls.tensors(_call_method, handle, address_of(_forward), tensors)
         finally:
             _under_way().pop(handle, None)
-        return results[0] if len(results) == 1 and (call.single or self._native) else tuple(results)
+        return results[0] if len(results) == 1 and (call.single or (self._native and method is None)) else tuple(results)
 
     def checkpointed(self, x: Tensor) -> Tensor:
         """Calls it with one tensor; it keeps nothing for the backward, and runs once more then."""
