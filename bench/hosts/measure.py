@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures Tutti between two hosts beside its peers: two network namespaces of this machine, joined by a veth pair. Needs root.
 
-    cmake --build build/release --target tutti_command tutti_ucx bench_peers_tutti bench_hosts_stream bench_launch
+    cmake --build build/release --target tutti_command tutti_ucx bench_peers_tutti bench_hosts_stream bench_hosts_ucx bench_launch
     python3 bench/hosts/measure.py --out hosts.json
 
 All-reduce of Tutti, Open MPI over UCX and over TCP and gloo (PyTorch; TEST_PYTHON names a Python that has it), with one rank on each host and with
-two; of one TCP stream, which is what the wire permits; puts and signals of Tutti; and how long it takes to start 2 x 4 ranks, open the world, meet
+two; of one TCP stream (stream.c) and of UCX alone (ucx.c), which do the same exchange and nothing else: what the wire permits, and what UCX; puts and signals of Tutti; and how long it takes to start 2 x 4 ranks, open the world, meet
 and end, beside mpirun. All are alive at once and take turns, row by row and round by round, on the same CPUs; those that wait sleep. The first round of each
 row checks the results. --filter and --append make several short runs of a long one.
 """
@@ -22,6 +22,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.dirname(os.path.dirname(HERE))
 KIB, MIB = 1 << 10, 1 << 20
 TARGETS = {8: 1.0, 4 * KIB: 0.8, MIB: 0.8, 64 * MIB: 0.8}
+FLOORS = ("stream", "ucx")  # no peers: what an exchange costs at least
 PORT = 20000 + os.getpid() % 10000
 
 
@@ -71,7 +72,7 @@ def start(peers, hosts, build, each, cpus, folder, versions, wanted):
     contenders = []
 
     def add(name, label, command, environments=None, places=None):
-        if not wanted or name in wanted or name in ("tutti", "stream"):
+        if not wanted or name in wanted or name in ("tutti", *FLOORS):
             contenders.append(peers.Contender(name, label, command, 2 * each, cpus, environments, places))
 
     secret, script = os.path.join(folder, "secret"), write_rsh(hosts, folder)
@@ -82,9 +83,11 @@ def start(peers, hosts, build, each, cpus, folder, versions, wanted):
         plugins["TUTTI_SPIN"] = "0"
     add("tutti", "Tutti", [os.path.join(build, "bench", "peers", "tutti")], [plugins, plugins], tutti_places(hosts, build, secret, each))
     if each == 1:
-        where = {"ADDRESS": hosts.address(0), "PORT": str(PORT)}
-        add("stream", "one TCP stream", [os.path.join(build, "bench", "hosts", "stream")], [{**where, "RANK": str(rank)} for rank in range(2)],
-            [hosts.command(host, []) for host in range(2)])
+        for index, (name, label) in enumerate((("stream", "one TCP stream"), ("ucx", "UCX alone"))):
+            program = os.path.join(build, "bench", "hosts", name)
+            where = {"ADDRESS": hosts.address(0), "PORT": str(PORT + 20 + index)}
+            if os.path.exists(program):
+                add(name, label, [program], [{**where, "RANK": str(rank)} for rank in range(2)], [hosts.command(host, []) for host in range(2)])
     compiler = shutil.which("mpicc.openmpi") or shutil.which("mpicc")
     if compiler and "Open MPI" in peers.first_line("ompi_info", "--version"):
         program = peers.compile_mpi(compiler, folder)
@@ -129,19 +132,24 @@ def measure_row(peers, row, contenders, rounds, seconds):
     return found
 
 
+def ratio_to(peers, found, other):
+    return peers.median([mine / theirs for mine, theirs in zip(found["tutti"]["rounds"], found[other]["rounds"])])
+
+
 def ratio(peers, found):
     """Tutti's time over the best peer's, and who that is; the best by its median of all rounds."""
-    others = {name: peers.median(one["rounds"]) for name, one in found.items() if name not in ("tutti", "stream")}
+    others = {name: peers.median(one["rounds"]) for name, one in found.items() if name not in ("tutti", *FLOORS)}
     if not others:
         return None, None
     best = min(others, key=others.get)
-    return peers.median([mine / theirs for mine, theirs in zip(found["tutti"]["rounds"], found[best]["rounds"])]), best
+    return ratio_to(peers, found, best), best
 
 
 def show(peers, row, each, found):
     text = ", ".join(f"{name} {peers.median(one['rounds']) / 1e3:.1f}" for name, one in found.items())
     value, best = ratio(peers, found)
     judged = f": {value:.2f} of {best} (target {TARGETS[row[2]]})" if best else ""
+    judged += "".join(f"; {ratio_to(peers, found, floor):.2f} of {floor}" for floor in FLOORS if floor in found)
     if row[2] >= MIB and "stream" in found:
         judged += f"; {row[2] / peers.median(found['tutti']['rounds']):.2f} GB/s"
     wrong = "".join(f" WRONG RESULTS OF {name}" for name, one in found.items() if one["wrong"] > 0)
