@@ -344,7 +344,7 @@ static tutti_status read_once_more(progress *state) {
 static tutti_status look_around(progress *state, int64_t now) {
     const tu_exchange *exchange = state->exchange;
     tu_job *job = state->job;
-    if (exchange->ended != NULL && atomic_load_explicit(exchange->ended, memory_order_acquire) != 0)
+    if (exchange->ended != NULL && atomic_load_explicit(exchange->ended, memory_order_acquire) > exchange->ended_above)
         return TUTTI_ERROR_STATE;
     char where[80];
     doing(state, where, sizeof where);

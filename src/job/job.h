@@ -158,8 +158,9 @@ typedef struct tu_exchange {
     bool *complete;   /* NULL, or is set: whether all records went their ways and agree in purpose and size. Then
                          `payloads` are there, and a failure (a piece that cannot be mapped) concerns this rank alone */
     int64_t deadline;
-    const _Atomic uint64_t
-        *ended; /* the group's state word, or NULL: nonzero ends the exchange with TUTTI_ERROR_STATE and no message */
+    const _Atomic uint64_t *ended; /* the group's state word, or NULL: more than `ended_above` ends the exchange with
+                                      TUTTI_ERROR_STATE and no message */
+    uint64_t ended_above;
     /* Asked every 20 ms about each member that has not come: a failure ends the exchange with it. NULL: not asked. */
     tutti_status (*compare)(void *argument, int member);
     void *argument;

@@ -79,7 +79,8 @@ static void release_mappings(tu_mapping **mappings, int count) {
             tu_mapping_release(mappings[i]);
 }
 
-tutti_status tu_group_share_page(tutti_group *group, const tu_piece *piece, int64_t deadline, _Atomic uint64_t *ended) {
+tutti_status tu_group_share_page(tutti_group *group, const tu_piece *piece, int64_t deadline, _Atomic uint64_t *ended,
+                                 uint64_t above) {
     tu_mapping **mappings = calloc((size_t)group->size, sizeof *mappings);
     if (mappings == NULL)
         return tu_error_memory("an exchange", (size_t)group->size * sizeof *mappings);
@@ -91,7 +92,8 @@ tutti_status tu_group_share_page(tutti_group *group, const tu_piece *piece, int6
                            .key = group->key,
                            .purpose = "group_page",
                            .what = what,
-                           .ended = ended };
+                           .ended = ended,
+                           .ended_above = above };
     uint8_t nothing = 0;
     uint8_t *nothings = malloc((size_t)group->size);
     tutti_status status = nothings != NULL ? TUTTI_OK : tu_error_memory("an exchange", (size_t)group->size);
@@ -150,11 +152,11 @@ static tutti_status exchange_agreements(tutti_group *parent, const tu_operation_
             tu_group_page_set(group, mappings[first]);
             mappings[first] = NULL;
         } else {
-            status = tu_group_share_page(group, task->piece, deadline, NULL);
+            status = tu_group_share_page(group, task->piece, deadline, NULL, 0);
         }
     }
     if (status == TUTTI_OK && group != NULL)
-        status = tu_group_make_part(group, deadline, NULL);
+        status = tu_group_make_part(group, deadline, NULL, 0);
     release_mappings(mappings, parent->size);
     free(all);
     return status == TUTTI_OK && group != NULL ? register_group(group, task->tag, stage) : status;
@@ -240,7 +242,7 @@ tutti_status tu_undertake_alone(tutti_world *world, const tu_group_plan *plan, t
     }
     free(all);
     if (status == TUTTI_OK)
-        status = tu_group_make_part(group, deadline, NULL);
+        status = tu_group_make_part(group, deadline, NULL, 0);
     if (status == TUTTI_OK)
         status = register_group(group, task->tag, &stage);
     if (group != NULL && !stage.differ)

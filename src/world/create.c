@@ -183,12 +183,12 @@ tutti_status tu_group_make_default(tutti_world *world, int64_t deadline) {
     if (status != TUTTI_OK)
         return status;
     if (group->page == NULL || world->local_size == world->size)
-        status = world->size > 1 && !world->fake ? tu_group_share_page(group, piece, deadline, NULL) : TUTTI_OK;
+        status = world->size > 1 && !world->fake ? tu_group_share_page(group, piece, deadline, NULL, 0) : TUTTI_OK;
     else if (world->size > 1 && !world->fake) /* nobody leaves the store before all have found each other */
         status = tutti_store_barrier(world->store, "opened", world->size,
                                      tu_deadline_left(deadline) > 0 ? tu_deadline_left(deadline) : 1);
     if (status == TUTTI_OK)
-        status = tu_group_make_part(group, deadline, NULL);
+        status = tu_group_make_part(group, deadline, NULL, 0);
     if (status == TUTTI_OK)
         status = tu_group_register(group, NULL);
     if (status == TUTTI_OK)

@@ -46,6 +46,7 @@ static tutti_status through_job(tutti_world *world, const tu_meeting *meeting, c
         .complete = meeting->complete,
         .deadline = deadline,
         .ended = meeting->ended,
+        .ended_above = meeting->ended_above,
         .compare = meeting->compare,
         .argument = meeting->argument,
     };
@@ -207,7 +208,7 @@ static tutti_status look_around(tutti_world *world, const tu_meeting *meeting, i
         return tu_world_interrupted(world, meeting->what);
     if (meeting->ended != NULL) {
         hear(world, meeting);
-        if (atomic_load_explicit(meeting->ended, memory_order_acquire) != 0)
+        if (atomic_load_explicit(meeting->ended, memory_order_acquire) > meeting->ended_above)
             return TUTTI_ERROR_STATE;
     }
     for (int i = 0; i < meeting->count; i++) {

@@ -32,13 +32,14 @@ tutti_status tu_group_reserve(tutti_world *world, const tu_group_plan *plan, tut
                               const tu_piece **piece);
 
 /* Some members are on other hosts, or took part in the agreement there: the page goes round among the members. ended:
- * a word that ends the exchange when it is not 0, or NULL. */
-tutti_status tu_group_share_page(tutti_group *group, const tu_piece *piece, int64_t deadline, _Atomic uint64_t *ended);
+ * a word that ends the exchange when it is more than `above`, or NULL. */
+tutti_status tu_group_share_page(tutti_group *group, const tu_piece *piece, int64_t deadline, _Atomic uint64_t *ended,
+                                 uint64_t above);
 
 /* Of a group across hosts: group->here, the group of its members on this one, in an exchange among these, which `ended`
  * ends as above. A failure ends the group, for members elsewhere who know nothing of it. Nothing to do for other
  * groups. */
-tutti_status tu_group_make_part(tutti_group *group, int64_t deadline, _Atomic uint64_t *ended);
+tutti_status tu_group_make_part(tutti_group *group, int64_t deadline, _Atomic uint64_t *ended, uint64_t above);
 
 /* Names the group in this rank's recorder and enters it into the registry under its tag ("" or NULL: none); the
  * registry keeps a reference. Fails by memory only, or with TUTTI_ERROR_EXISTS when the name is taken. */
@@ -64,8 +65,9 @@ typedef struct tu_meeting {
     uint64_t sequence;
     const char *purpose;
     const char *what;        /* "making group 3": for messages */
-    _Atomic uint64_t *ended; /* state word, or NULL */
-    const int *descriptor;   /* as in tu_exchange; on one host only */
+    _Atomic uint64_t *ended; /* as in tu_exchange */
+    uint64_t ended_above;
+    const int *descriptor; /* as in tu_exchange; on one host only */
     int *descriptors;
     bool *complete;                                      /* as in tu_exchange */
     tutti_status (*compare)(void *argument, int member); /* as in tu_exchange, or NULL; on one host only */

@@ -20,7 +20,7 @@
 #include "world/fault.h"
 #include "world/group.h"
 #include "world/sha1.h"
-#include "world/vote.h"
+#include "world/vote_inner.h"
 
 /* ---- entering ---- */
 
@@ -248,14 +248,22 @@ static tutti_status prepare(const call *this, const tu_vote *vote, rest *made, c
     return status == TUTTI_OK ? tu_group_page_reserve(made->group, piece) : status;
 }
 
-/* Any member of this host whose part failed sets it; the members of other hosts are in no exchange with it. */
+/* Of the members on this host: those of other hosts are in no exchange with them. */
 static _Atomic uint64_t *abandoned_word(const tutti_group *group) {
     const tutti_group *here = atomic_load_explicit(&group->here, memory_order_acquire);
     return &(here != NULL ? here : group)->page->abandoned;
 }
 
+void tu_shrink_abandon(const tutti_group *group, uint64_t attempt) {
+    _Atomic uint64_t *word = abandoned_word(group);
+    uint64_t before = atomic_load_explicit(word, memory_order_relaxed);
+    while (before < attempt && /* release: pairs with the exchange's look at it */
+           !atomic_compare_exchange_weak_explicit(word, &before, attempt, memory_order_release, memory_order_relaxed))
+        continue;
+}
+
 /* The page goes from the new member 0 to all. */
-static tutti_status share_page(const call *this, tutti_group *made, const tu_piece *piece) {
+static tutti_status share_page(const call *this, const tu_vote *vote, tutti_group *made, const tu_piece *piece) {
     size_t count = (size_t)made->size;
     tu_mapping **mappings = calloc(count, sizeof *mappings + 1);
     if (mappings == NULL)
@@ -269,7 +277,8 @@ static tutti_status share_page(const call *this, tutti_group *made, const tu_pie
                            .key = made->key,
                            .purpose = "shrink",
                            .what = what,
-                           .ended = abandoned_word(this->group) };
+                           .ended = abandoned_word(this->group),
+                           .ended_above = vote->attempt - 1 };
     tutti_status status =
         tu_meet(made->world, &meeting, &nothing, 1, piece, this->deadline, mappings + count, mappings);
     if (status == TUTTI_OK) {
@@ -287,16 +296,15 @@ static tutti_status make_rest(const call *this, const tu_vote *vote, rest *made)
     const tu_piece *piece = NULL;
     tutti_status status = prepare(this, vote, made, &piece);
     if (status == TUTTI_OK && made->group->page == NULL)
-        status = share_page(this, made->group, piece);
+        status = share_page(this, vote, made->group, piece);
     if (status == TUTTI_OK)
-        status = tu_group_make_part(made->group, this->deadline, abandoned_word(this->group));
+        status = tu_group_make_part(made->group, this->deadline, abandoned_word(this->group), vote->attempt - 1);
     if (status == TUTTI_OK) {
         atomic_store_explicit(&made->group->settled, vote->settled, memory_order_relaxed);
         status = tu_group_register(made->group, NULL);
     }
     if (status != TUTTI_OK) {
-        atomic_store_explicit(abandoned_word(this->group), 1,
-                              memory_order_release); /* pairs with the exchange's look at it */
+        tu_shrink_abandon(this->group, vote->attempt);
         tutti_group_release(made->group);
         made->group = NULL;
     }
@@ -329,8 +337,6 @@ static void mourn(const call *this, const bool *survivors) {
 /* One round; *done when the new group stands. */
 static tutti_status one_round(call *this, rest *made, bool *done) {
     tutti_group *group = this->group;
-    atomic_store_explicit(abandoned_word(group), 0,
-                          memory_order_release); /* nobody is in the last round's exchange any more */
     tu_vote vote = { .kind = TU_VOTE_SHRINK,
                      .digest = this->digest,
                      .awaited = this->awaited,

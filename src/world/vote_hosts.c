@@ -29,7 +29,8 @@
 #define CHAIR_SLICE (5 * TU_MILLISECOND)    /* between two looks of the lowest member at the ballots … */
 #define OTHERS_SLICE (250 * TU_MILLISECOND) /* … and of the others */
 #define KEY_BYTES 64
-#define OBJECTION 0 /* a kind of ballot: see tu_vote_object */
+#define STORE_SHIFT 24 /* a vote's number, from this bit on, says in which of the job's stores it is */
+#define OBJECTION 0    /* a kind of ballot: see tu_vote_object */
 
 /* One entry of the value of an attempt; the last of a member counts. Behind it lie two sets of members, a bit each, and
  * the text. */
@@ -483,6 +484,11 @@ static tutti_status take_decision(const holding *this, const void *value, size_t
     return TUTTI_OK;
 }
 
+/* Numbers of votes in the store that the job has now are greater. */
+static uint64_t first_number(const tutti_world *world) {
+    return (uint64_t)atomic_load_explicit(&world->moves, memory_order_acquire) << STORE_SHIFT;
+}
+
 /* The number of the next vote: the first after this rank's last that is not decided. One in which the others went on
  * without this rank is told instead: *told. */
 static tutti_status number(holding *this, bool *told) {
@@ -490,7 +496,7 @@ static tutti_status number(holding *this, bool *told) {
     tutti_status status = TUTTI_OK;
     bool present = vote->attempt == 0;
     /* Every store begins anew, whatever each of the members had of the last. */
-    uint64_t first = (uint64_t)atomic_load_explicit(&this->group->world->moves, memory_order_acquire) << 24;
+    uint64_t first = first_number(this->group->world);
     if (this->group->attempts < first)
         this->group->attempts = first;
     if (present)
@@ -600,6 +606,12 @@ static bool may_move(const holding *this, uint32_t moves, int64_t give_up) {
            (tu_news_electing(world->news) || store_of_job(world) != moves || now < give_up);
 }
 
+/* Whether this is the second of two votes, and the first was held in a store that is no more: others may have come no
+ * further, so both are held anew. */
+static bool begun_elsewhere(const tutti_world *world, uint64_t attempt) {
+    return attempt != 0 && attempt < first_number(world);
+}
+
 /* Holds it in the store that there is; where that vanishes, in the one that takes its place. */
 static tutti_status hold_somewhere(holding *this) {
     tutti_world *world = this->group->world;
@@ -610,6 +622,13 @@ static tutti_status hold_somewhere(holding *this) {
         this->moves = store_of_job(world);
         be_patient(this, 0);
         tutti_status status = tu_world_follow(world);
+        if (status == TUTTI_OK) /* whoever has a decision of an older store may wait for this rank, which has none */
+            tu_shrink_abandon(this->group, first_number(world));
+        if (status == TUTTI_OK && begun_elsewhere(world, attempt)) {
+            this->vote->outcome = TU_VOTE_RETRY;
+            this->vote->culprit = -1;
+            return TUTTI_OK;
+        }
         /* Another thread may wait in the world's own handle, and its connection may be an old one that broke. */
         if (status == TUTTI_OK)
             status = tutti_store_clone(world->store, &this->store);
@@ -617,11 +636,11 @@ static tutti_status hold_somewhere(holding *this) {
         tutti_store_release(this->store);
         this->store = NULL;
         give_up = give_up == 0 ? tu_deadline(this->silence_ns + 2 * TU_SECOND) : give_up;
-        if (status != TUTTI_ERROR_NETWORK || attempt != 0 || !may_move(this, moves, give_up))
+        if (status != TUTTI_ERROR_NETWORK || !may_move(this, moves, give_up))
             return status;
         this->cast = false;
         this->elsewhere = -1;
-        this->vote->attempt = 0;
+        this->vote->attempt = attempt;
         nanosleep(&(struct timespec){ .tv_nsec = 20 * TU_MILLISECOND }, NULL);
     }
 }
@@ -668,8 +687,7 @@ tutti_status tu_vote_hold_hosts(tutti_group *group, tu_vote *vote) {
  * number and the first of them; else 0. */
 static uint64_t vote_of_others(holding *this, int *other) {
     bool present = true;
-    uint64_t attempt = this->group->attempts,
-             first = (uint64_t)atomic_load_explicit(&this->group->world->moves, memory_order_acquire) << 24;
+    uint64_t attempt = this->group->attempts, first = first_number(this->group->world);
     char key[KEY_BYTES];
     for (attempt = attempt < first ? first : attempt; present;) {
         decision_key(this, ++attempt, key);

@@ -22,6 +22,10 @@ bool tu_vote_elsewhere(tutti_group *group, const tu_vote *vote, int member, tu_v
 void tu_vote_weigh(const tu_vote *vote, uint32_t kind, uint64_t digest, tutti_status status, int member,
                    tu_vote_outcome *outcome, int *culprit);
 
+/* Ends the exchange that follows a shrink's vote, where that has this number or a smaller one, for the members on this
+ * host. */
+void tu_shrink_abandon(const tutti_group *group, uint64_t attempt);
+
 /* tu_vote_hold for members on several hosts. */
 tutti_status tu_vote_hold_hosts(tutti_group *group, tu_vote *vote);
 

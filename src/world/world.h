@@ -120,8 +120,8 @@ typedef struct tu_group_page {
     /* Votes (vote.h): attempt << 32 | (member whose proposal was chosen) + 1; by compare-and-swap, attempts only
      * rise. */
     _Alignas(128) _Atomic uint64_t decided;
-    /* Nonzero ends the exchange inside a shrink: any member whose part failed sets it; cleared before the next
-     * (shrink.c). */
+    /* The exchange inside a shrink ends when it is at least the number of the vote before it: by any member whose part
+     * failed, or who votes anew elsewhere; only rises (tu_shrink_abandon). */
     _Atomic uint64_t abandoned;
 } tu_group_page;
 #define TU_GROUP_TOLD (UINT64_C(1) << 32)

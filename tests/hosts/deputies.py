@@ -4,6 +4,7 @@ again; no two parts go on, and nothing is left running."""
 import os
 import signal
 import sys
+import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
 from training import lose, over_hosts  # noqa: E402 (first: it finds the others)
@@ -65,6 +66,25 @@ def who_took_the_place_of_the_first_launcher_is_replaced_in_turn():
     equal(found[0][2:], [0, 0])
     contains(found[1][3], "The job goes on with that of node 1")
     contains(found[1][3], "The job goes on with that of node 2")
+    return None
+
+
+@over_hosts
+def a_shrink_that_is_half_done_when_the_store_moves_begins_anew_by_itself():
+    with tempfile.TemporaryDirectory() as folder:
+        strike = os.path.join(folder, "strike")
+
+        def kill_a_rank_then_the_launcher(_, job):
+            with open(strike + ".new", "w") as file:
+                file.write(str(job.launcher_pid(0)))
+            os.rename(strike + ".new", strike)
+            os.kill(job.rank_pids()[4], signal.SIGKILL)
+
+        found = lose([1, 2, 2], kill_a_rank_then_the_launcher, {1: 3, 2: 3, 3: 3}, {"TRAIN_STRIKE": f"3:{strike}"}, port=PORT)
+    if isinstance(found, str):
+        return found
+    contains(found[1][2], "rank 3 kills the launcher before its ballot")
+    equal(found[0][1], 0)
     return None
 
 

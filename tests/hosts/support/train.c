@@ -5,12 +5,19 @@
  * and ends with status 6. It ends well once STEPS steps were made in a group of fewer ranks.
  *
  *     train [STEPS [SECONDS]]     SECONDS: that a step may take
+ *
+ * TRAIN_STRIKE=RANK:FILE has that rank kill the process whose number is in the file, if there is one, when it is about
+ * to say in the second vote of a shrink whether it has the new group: all others may have said so by then.
  */
+#include <signal.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <tutti/collective.h>
 #include <tutti/memory.h>
 #include <tutti/peers.h>
+#include <tutti/store.h>
 #include <unistd.h>
 
 #define COUNT 40000 /* elements of a sum: several fragments between hosts */
@@ -22,6 +29,60 @@ typedef struct state {
     tutti_peers *peers;
     double *values;
 } state;
+
+static int strike_by = -1; /* rank */
+static const char *strike_file;
+
+static void read_strike(void) {
+    const char *text = getenv("TRAIN_STRIKE"), *colon = text != NULL ? strchr(text, ':') : NULL;
+    if (colon != NULL) {
+        strike_by = atoi(text);
+        strike_file = colon + 1;
+    }
+}
+
+/* Whether a process has ended, also one that nobody has waited for yet. */
+static bool has_ended(int pid) {
+    char path[64], state = 'Z';
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *file = fopen(path, "r");
+    if (file == NULL)
+        return true;
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1)
+        state = 'Z';
+    fclose(file);
+    return state == 'Z' || state == 'X';
+}
+
+static void strike(void) {
+    FILE *file = fopen(strike_file, "r");
+    int pid = 0;
+    if (file == NULL)
+        return;
+    if (fscanf(file, "%d", &pid) == 1 && pid > 0 && !has_ended(pid) && kill(pid, SIGKILL) == 0) {
+        printf("rank %d kills the launcher before its ballot\n", strike_by);
+        while (!has_ended(pid))
+            usleep(1000);
+    }
+    fclose(file);
+}
+
+/* Ballots: src/world/vote_hosts.c. */
+#define BALLOT_KIND 24 /* where its kind lies */
+#define COMMIT 3
+tutti_status __real_tutti_store_append(tutti_store *store, const char *key, const void *value, size_t bytes);
+tutti_status __wrap_tutti_store_append(tutti_store *store, const char *key, const void *value, size_t bytes);
+tutti_status __wrap_tutti_store_append(tutti_store *store, const char *key, const void *value, size_t bytes) {
+    int32_t member;
+    uint32_t kind;
+    if (strike_by >= 0 && strncmp(key, "vote/", 5) == 0 && bytes >= BALLOT_KIND + sizeof kind) {
+        memcpy(&member, (const char *)value + 4, sizeof member);
+        memcpy(&kind, (const char *)value + BALLOT_KIND, sizeof kind);
+        if (kind == COMMIT && member == strike_by)
+            strike();
+    }
+    return __real_tutti_store_append(store, key, value, bytes);
+}
 
 static tutti_status meet(state *this) {
     tutti_peers_release(this->peers);
@@ -65,6 +126,7 @@ int main(int count, char **arguments) {
     int steps = count > 1 ? atoi(arguments[1]) : 20, after = 0;
     state this = { .values = calloc(COUNT, sizeof *this.values) };
     setvbuf(stdout, NULL, _IOLBF, 0);
+    read_strike();
     tutti_status status = tutti_world_open(NULL, &this.world);
     int rank = tutti_world_rank(this.world), size = tutti_world_size(this.world);
     if (status == TUTTI_OK)
