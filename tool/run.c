@@ -335,6 +335,7 @@ static void free_plan(run_launcher *launcher) {
     free(launcher->log_dir);
     tu_secret_wipe(&launcher->secret);
     agent_close(launcher->agent);
+    tu_news_close(launcher->news);
     if (launcher->state != NULL)
         munmap(launcher->state,
                sizeof *launcher->state + (size_t)launcher->options.ranks * sizeof launcher->state->ranks[0]);
@@ -398,6 +399,20 @@ static int meet_others(run_launcher *launcher, const char *cannot, job_variables
     return launcher->plan.woken >= 0 ? 0 : run_system_error("cannot prepare the job");
 }
 
+/* On one host ranks see each other's deaths in the memory that they share; not while they open their worlds. With
+ * agents there is a page anyway; without --survive the job is stopped, and with --refill somebody else comes. */
+static int make_news(run_launcher *launcher) {
+    char host[256] = "this host";
+    (void)gethostname(host, sizeof host - 1);
+    tu_news_plan plan = { .nodes = 1,
+                          .ranks = &launcher->options.ranks,
+                          .silence_ns = INT64_MAX / 4, /* nobody waits for a beat */
+                          .hosts = (const char *const[]){ host } };
+    if (tu_news_create(&plan, &launcher->news, &launcher->plan.news) != TUTTI_OK)
+        return tool_fail("run: %s", tutti_error_message());
+    return 0;
+}
+
 /* The store's socket, the secret and what the ranks find in their environment. */
 static int prepare(run_launcher *launcher, int missing, char *url, size_t bytes) {
     static const char *const cannot[2] = { "there is no such program", "it cannot be executed" };
@@ -418,6 +433,10 @@ static int prepare(run_launcher *launcher, int missing, char *url, size_t bytes)
         if (launcher->plan.store < 0)
             return run_system_error("cannot prepare the job");
         job.master_port = run_free_port();
+        if (launcher->options.survive && launcher->options.refill == 0)
+            result = make_news(launcher);
+        if (result != 0)
+            return result;
     }
     job.secret = launcher->secret.bytes > 0;
     launcher->plan.secret = job.secret ? run_keep_secret(&launcher->secret) : -1;

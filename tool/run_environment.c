@@ -191,8 +191,9 @@ bool run_build_environment(run_plan *plan, const job_variables *job) {
         complete = add_variable(plan, &used, "TUTTI_SECRET_FD=%d", RUN_SECRET_FD);
     if (complete && job->nodes > 0)
         complete = add_variable(plan, &used, "TUTTI_NODE=%d", job->node) &&
-                   add_variable(plan, &used, "TUTTI_NODES=%d", job->nodes) &&
-                   add_variable(plan, &used, "TUTTI_NEWS_FD=%d", RUN_NEWS_FD);
+                   add_variable(plan, &used, "TUTTI_NODES=%d", job->nodes);
+    if (complete && plan->news >= 0)
+        complete = add_variable(plan, &used, "TUTTI_NEWS_FD=%d", RUN_NEWS_FD);
     if (complete && plan->log_dir != NULL && getenv("TUTTI_TRACE_DIR") == NULL)
         complete = add_variable(plan, &used, "TUTTI_TRACE_DIR=%s", plan->log_dir);
     return complete && add_mps_share(plan, &used);

@@ -11,6 +11,7 @@
 #include <tutti/store.h>
 
 #include "agent.h"
+#include "hosts/news.h"
 #include "run.h"
 #include "tool.h"
 
@@ -26,6 +27,7 @@ typedef struct run_launcher {
     tutti_store *store;
     tu_secret secret; /* of the job; none on a network that is trusted */
     agent *agent;     /* NULL: one host */
+    tu_news *news;    /* on one host, where ranks may die while others open their worlds (--survive); else NULL */
     bool silent;      /* the command that started this one by --hosts tells the user */
     pid_t guardian;
     int socket;  /* to the guardian */

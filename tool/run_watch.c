@@ -165,6 +165,9 @@ static void tell_news(run_launcher *launcher) {
             tell_stopping(launcher);
         return;
     }
+    for (int rank = 0; rank < launcher->options.ranks && launcher->news != NULL; rank++)
+        if (has_ended(launcher, rank))
+            tu_news_rank_ended(launcher->news, rank, pid_of(launcher, rank), status_of(launcher, rank));
     if (launcher->options.refill > 0)
         tell_refills(launcher);
     uint32_t first = atomic_load_explicit(&launcher->state->first_failure, memory_order_acquire);

@@ -5,7 +5,8 @@
  * A sealed memfd that the agent alone can write and that its ranks inherit and map for reading. It says on which node
  * each rank is, which have ended and how, which nodes are lost, and when the agent was last alive. Ranks look at it
  * while they wait, as they look at the ranks of their own host: that costs no thread, no connection and no message, at
- * any number of ranks.
+ * any number of ranks. On one host, with --survive, the launcher has such a page too, for ranks that die before they
+ * are seen in the memory of the job.
  *
  * A rank's own process may outlive its agent's attention: when the agent has been silent for as long as other hosts
  * wait for it, they have given this host up, so a rank that sees it counts everybody else as lost.

@@ -297,19 +297,23 @@ typedef struct opening {
 } opening;
 #define OPENING_GRACE (300 * TU_MILLISECOND) /* for telling why */
 
-/* A rank of another host that will not come any more, as far as the launcher knows. */
+/* The rank that will not come any more, as far as the launcher knows: of several the first, since others end for that.
+ */
 static tutti_status look_for_dead(const tutti_world *world) {
+    int first = -1;
     for (int rank = 0; tu_news_departures(world->news) > 0 && rank < world->size; rank++) {
         tu_news_state state = tu_news_of(world->news, rank);
-        if (state != TU_NEWS_DEAD && state != TU_NEWS_LOST)
-            continue;
-        char text[384];
-        tu_news_text(world->news, rank, text, sizeof text);
-        tu_error(TUTTI_ERROR_DEAD, "%s, seen by rank %d while opening world \"%s\"", text, world->rank, world->name);
-        tu_error_at_fault(rank);
-        return TUTTI_ERROR_DEAD;
+        if ((state == TU_NEWS_DEAD || state == TU_NEWS_LOST) &&
+            (first < 0 || tu_news_when(world->news, rank) < tu_news_when(world->news, first)))
+            first = rank;
     }
-    return TUTTI_OK;
+    if (first < 0)
+        return TUTTI_OK;
+    char text[384];
+    tu_news_text(world->news, first, text, sizeof text);
+    tu_error(TUTTI_ERROR_DEAD, "%s, seen by rank %d while opening world \"%s\"", text, world->rank, world->name);
+    tu_error_at_fault(first);
+    return TUTTI_ERROR_DEAD;
 }
 
 static tutti_status look_at_opening(void *argument) {
@@ -398,6 +402,10 @@ tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **ou
         status = tu_news_open(launch.news, world->rank, world->size, &world->news);
     if (status == TUTTI_OK)
         status = find_the_others_in_time(world, &launch, deadline);
+    if (status == TUTTI_OK && world->news != NULL && tu_news_node(world->news, world->size - 1) == 0) {
+        tu_news_close(world->news); /* of one launcher: from now on the job's memory tells as much, and sooner */
+        world->news = NULL;
+    }
     if (status == TUTTI_OK)
         status = watch_store(world);
     if (status != TUTTI_OK)

@@ -9,6 +9,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "sup
 from cases import LIMIT, TUTTI, contains, equal, main, test  # noqa: E402
 
 SURVIVE = os.path.join(os.environ["TEST_BUILD"], "examples", "survive")
+TRAIN = os.path.join(os.environ["TEST_BUILD"], "tests", "support", "train")
 RANKS, STEPS = 3, 5
 
 
@@ -58,6 +59,14 @@ def a_death_ends_the_waits_of_a_launched_job_on_its_store():
                           timeout=LIMIT)
     for rank in (0, 2, 3):
         assert re.search(rf"^rank {rank} heard TUTTI_ERROR_DEAD: rank 1 \(pid \d+\) was killed by signal 9", done.stdout, re.M), done.stdout + done.stderr
+
+
+@test
+def a_rank_that_dies_before_it_opens_its_world_is_not_waited_for():
+    done = subprocess.run([TUTTI, "run", "--survive", "-n", "3", "sh", "-c", f"[ $TUTTI_RANK = 1 ] && kill -9 $$; exec {TRAIN}"], stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=LIMIT, env={**os.environ, "TUTTI_TIMEOUT": "1000"})
+    for rank in (0, 2):  # by itself, or from the other one, which gave up
+        assert re.search(rf"^\[{rank}\] rank -1 ends: .*rank 1 on \S+ \(pid \d+\) was killed by signal 9", done.stdout, re.M), done.stdout + done.stderr
 
 
 main()
