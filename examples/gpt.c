@@ -76,12 +76,15 @@ static double now(void) {
 
 /* ---- the model ---- */
 
+/* In a scope of its own: what the backward does not need goes at once, the rest when the backward has used it. */
 static int block_forward(tt_module *block, tt_tensor_list inputs, tt_tensor **outputs) {
+    tt_scope scope = tt_scope_open();
     tt_tensor *x = inputs.at[0];
     tt_tensor *seen = tt_module_call(tt_module_child(block, "first"), x);
     x = tt_add(x, tt_module_call(tt_module_child(block, "attention"), seen));
     tt_tensor *thought = tt_module_call(tt_module_child(block, "second"), x);
-    outputs[0] = tt_add(x, tt_module_call(tt_module_child(block, "hidden"), thought));
+    outputs[0] = tt_scope_return(tt_add(x, tt_module_call(tt_module_child(block, "hidden"), thought)));
+    tt_scope_leave(&scope);
     return 1;
 }
 

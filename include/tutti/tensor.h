@@ -97,6 +97,10 @@ TUTTI_API tt_scope tt_scope_open(void);
  * closing an outer one closes those inside it. Closing twice is TUTTI_ERROR_SCOPE. */
 TUTTI_API TUTTI_CHECKED tutti_status tt_scope_close(tt_scope *scope);
 
+/* The same for a scope inside of a forward, or of any function that others call between their tt_ calls: a pending
+ * error stays pending, for the scope outside to return. A scope that is not open is TUTTI_ERROR_SCOPE, pending. */
+TUTTI_API void tt_scope_leave(tt_scope *scope);
+
 /* Moves `tensor` from the innermost scope to the next outer one and returns it. */
 TUTTI_API tt_tensor *tt_scope_return(tt_tensor *tensor);
 

@@ -75,16 +75,31 @@ void tu_scope_leave(tt_scope *scope) {
     scope->id = 0;
 }
 
-tutti_status tt_scope_close(tt_scope *scope) {
-    tu_thread *self = tu_self();
+/* With an error pending a scope may be one that could not be opened. */
+static tutti_status check_open(const char *who, const tt_scope *scope) {
+    const tu_thread *self = tu_self();
     if (scope == NULL)
-        return tu_error(TUTTI_ERROR_ARGUMENT, "tt_scope_close: scope is NULL");
-    int index = find(self, scope);
-    if (index < 0 && self->pending == TUTTI_OK)
-        return tu_error(
-            TUTTI_ERROR_SCOPE,
-            "tt_scope_close: this scope is not open in this thread: it was closed before, by itself or with "
-            "an outer scope, or opened by another thread");
+        return tu_error(TUTTI_ERROR_ARGUMENT, "%s: scope is NULL", who);
+    if (find(self, scope) < 0 && self->pending == TUTTI_OK)
+        return tu_error(TUTTI_ERROR_SCOPE,
+                        "%s: this scope is not open in this thread: it was closed before, by itself or with an outer "
+                        "scope, or opened by another thread",
+                        who);
+    return TUTTI_OK;
+}
+
+void tt_scope_leave(tt_scope *scope) {
+    tutti_status open = check_open("tt_scope_leave", scope);
+    if (open == TUTTI_OK)
+        tu_scope_leave(scope);
+    else
+        tu_pending_take(open);
+}
+
+tutti_status tt_scope_close(tt_scope *scope) {
+    tutti_status open = check_open("tt_scope_close", scope);
+    if (open != TUTTI_OK)
+        return open;
     tu_scope_leave(scope);
     tutti_status status = tt_error_show();
     tt_error_clear();

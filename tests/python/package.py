@@ -320,7 +320,7 @@ NOT_WANTED = {
     "names instead of numbers": "tutti_device_at tutti_device_kind tutti_device_index tutti_dtype_size tutti_dtype_name tutti_reduction_name tutti_dtype_parse "
                                 "tutti_reduction_parse tutti_reduction_applies tutti_algorithm_parse",
     "objects count their references": "tutti_work_keep tutti_memory_keep tutti_mesh_keep tutti_peers_keep tutti_pool_keep tutti_group_world tutti_peers_group tutti_pool_alloc "
-                                      "tutti_pool_device tutti_memory_find tt_scope_return tt_finalize tt_optimizer_group_count",
+                                      "tutti_pool_device tutti_memory_find tt_scope_return tt_scope_leave tt_finalize tt_optimizer_group_count",
     "one argument that is several things": "tutti_form_group tutti_form_name tutti_form_ranks tutti_form_lists tutti_form_mesh tutti_form_mesh_dim tutti_group_expand "
                                            "tutti_group_resolve tutti_group_find_or_new tt_group",
     "part of another function": "tt_backward tt_data_mut tt_to_dlpack tt_save_safetensors tt_fused_all_gather_matmul_native tt_sgd_step tt_adamw_step tt_bucket_average tt_shard_gather tt_shard_reduce "

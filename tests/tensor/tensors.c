@@ -67,6 +67,28 @@ TEST(the_first_error_stays_and_everything_after_it_does_nothing) {
     nothing_left();
 }
 
+TEST(leaving_a_scope_leaves_the_error_for_the_one_outside) {
+    tt_scope outer = tt_scope_open(), inner = tt_scope_open();
+    tt_tensor *x = tt_scope_return(tt_ones(tt_shape(2), TUTTI_F32, NULL));
+    tt_mul_scalar(x, 2);
+    tt_scope_leave(&inner);
+    tt_counts counts = { .size = sizeof counts };
+    CHECK_OK(tt_count(&counts));
+    CHECK(counts.tensors == 1 && counts.scopes == 1 && tt_at(x, tt_shape(1)) == 1);
+    inner = tt_scope_open();
+    CHECK(tt_ones(tt_shape(-2), TUTTI_F32, NULL) == NULL);
+    tt_scope_leave(&inner);
+    CHECK_EQ(tt_error_pending(), TUTTI_ERROR_ARGUMENT);
+    tt_error_clear();
+    tt_scope_leave(&inner);
+    CHECK_EQ(tt_error_pending(), TUTTI_ERROR_SCOPE);
+    tt_error_clear();
+    tt_scope_leave(NULL);
+    CHECK_STATUS(tt_scope_close(&outer), TUTTI_ERROR_ARGUMENT);
+    CHECK_MESSAGE("scope is NULL");
+    nothing_left();
+}
+
 TEST(an_error_can_be_cleared_and_work_goes_on) {
     tt_scope scope = tt_scope_open();
     CHECK(tt_ones(tt_shape(-2), TUTTI_F32, NULL) == NULL);
