@@ -21,11 +21,20 @@ def measure(name, count, call, host=False):
 
 torch.set_grad_enabled(False)
 on = dict(device="cuda")
-tiny, other = torch.randn(16, **on), torch.randn(16, **on)
+tiny, other, few = torch.randn(16, **on), torch.randn(16, **on), torch.randn(4, 4, **on)
 x, y = torch.randn(16 << 20, **on), torch.randn(16 << 20, **on)
 for _ in range(100):  # a GPU that had nothing to do is slow at first
     x.view(4096, 4096) @ x.view(4096, 4096)
-measure("host add [16]", 200, lambda: tiny + other, host=True)  # few: a stream that is full makes the host wait for the GPU
+# Few at a time: a stream that is full makes the host wait for the GPU.
+measure("host add [16]", 200, lambda: tiny + other, host=True)
+measure("host mul by 2 [16]", 200, lambda: tiny * 2, host=True)
+measure("host relu [16]", 200, lambda: torch.relu(tiny), host=True)
+measure("host sum [16]", 200, lambda: tiny.sum(), host=True)
+measure("host softmax [4, 4]", 200, lambda: torch.softmax(few, 1), host=True)
+measure("host matmul [4, 4]", 200, lambda: few @ few, host=True)
+with torch.enable_grad():
+    leaf = tiny.clone().requires_grad_()
+    measure("host add [16], recorded", 200, lambda: leaf + other, host=True)
 narrow = x.bfloat16()
 measure("add f32 16M", 50, lambda: x + y)
 measure("gelu bf16 16M", 50, lambda: F.gelu(narrow))
