@@ -6,6 +6,7 @@
  *
  *     train [STEPS [SECONDS]]     SECONDS: that a step may take
  *
+ * TRAIN_ELEMENTS=N adds up so many numbers in a step.
  * TRAIN_STRIKE=RANK:FILE has that rank kill the process whose number is in the file, if there is one, when it is about
  * to say in the second vote of a shrink whether it has the new group: all others may have said so by then.
  */
@@ -20,7 +21,7 @@
 #include <tutti/store.h>
 #include <unistd.h>
 
-#define COUNT 40000 /* elements of a sum: several fragments between hosts */
+static int elements = 40000; /* of a sum: several fragments between hosts */
 
 typedef struct state {
     tutti_world *world;
@@ -92,10 +93,11 @@ static tutti_status meet(state *this) {
 
 static tutti_status step(state *this, int number) {
     int rank = tutti_group_rank(this->group), size = tutti_group_size(this->group), next = (rank + 1) % size;
-    for (int i = 0; i < COUNT; i++)
+    for (int i = 0; i < elements; i++)
         this->values[i] = rank + number;
-    tutti_status status = tutti_all_reduce(this->group, this->values, this->values, COUNT, TUTTI_F64, TUTTI_SUM, NULL);
-    if (status == TUTTI_OK && this->values[COUNT - 1] != size * number + size * (size - 1) / 2) {
+    tutti_status status =
+        tutti_all_reduce(this->group, this->values, this->values, (size_t)elements, TUTTI_F64, TUTTI_SUM, NULL);
+    if (status == TUTTI_OK && this->values[elements - 1] != size * number + size * (size - 1) / 2) {
         printf("rank %d: wrong sum\n", tutti_world_rank(this->world));
         exit(3);
     }
@@ -124,7 +126,9 @@ static tutti_status shrink(state *this) {
 
 int main(int count, char **arguments) {
     int steps = count > 1 ? atoi(arguments[1]) : 20, after = 0;
-    state this = { .values = calloc(COUNT, sizeof *this.values) };
+    if (getenv("TRAIN_ELEMENTS") != NULL)
+        elements = atoi(getenv("TRAIN_ELEMENTS"));
+    state this = { .values = calloc((size_t)elements, sizeof *this.values) };
     setvbuf(stdout, NULL, _IOLBF, 0);
     read_strike();
     tutti_status status = tutti_world_open(NULL, &this.world);
