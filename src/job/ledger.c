@@ -19,7 +19,8 @@
 
 #include "job/inner.h"
 
-#define LOCK_LIMIT (10 * TU_SECOND)   /* the lock is held for microseconds, unless its holder is stopped */
+/* The lock is held for microseconds, unless its holder is stopped, or waits for a CPU behind all the others. */
+#define LOCK_SECONDS(ranks) (10 + (ranks) / 20)
 #define SETTLE_LIMIT (10 * TU_SECOND) /* how long others' pending reservations are waited for before saying no */
 #define LINE 512
 
@@ -29,12 +30,12 @@
  * given up. */
 static tutti_status lock_ledger(tu_job *job) {
     uint64_t turns, before;
-    int error;
+    int error, limit = LOCK_SECONDS(job->size);
     do {
         before = atomic_load_explicit(&job->page->ledger_turns, memory_order_relaxed);
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec += LOCK_LIMIT / TU_SECOND;
+        until.tv_sec += limit;
         error = pthread_mutex_timedlock(&job->page->ledger, &until);
         turns = atomic_load_explicit(&job->page->ledger_turns, memory_order_relaxed);
     } while (error == ETIMEDOUT && turns != before);
@@ -44,7 +45,7 @@ static tutti_status lock_ledger(tu_job *job) {
         return tu_error(TUTTI_ERROR_TIMEOUT,
                         "another rank of this host has held the memory ledger's lock for %d s; it may be "
                         "stopped (see `tutti ps`)",
-                        (int)(LOCK_LIMIT / TU_SECOND));
+                        limit);
     return error == 0 ? TUTTI_OK : tu_error_system(error, "cannot lock the memory ledger");
 }
 

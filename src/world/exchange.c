@@ -131,14 +131,13 @@ static void hear(tutti_world *world, const tu_meeting *meeting) {
     tu_watch_thread_back(before);
     if (status != TUTTI_OK)
         return;
-    tu_group_page *page = (tu_group_page *)((char *)meeting->ended - offsetof(tu_group_page, state));
     if (bytes == sizeof(tu_cause))
-        (void)take_over(page, meeting->count, value);
+        (void)take_over(meeting->page, meeting->count, value);
     free(value);
 }
 
 bool tu_group_ask_store(tutti_group *group) {
-    tu_meeting meeting = { .key = group->key, .count = group->size, .ended = &group->page->state };
+    tu_meeting meeting = { .key = group->key, .count = group->size, .page = group->page };
     tutti_error_copy error;
     tu_error_save(&error); /* what the store says here is of no interest */
     if (!group->local && group->world->store != NULL && !tu_group_ended(group))
@@ -206,11 +205,10 @@ static bool came(tutti_world *world, const tu_meeting *meeting, int member) {
 static tutti_status look_around(tutti_world *world, const tu_meeting *meeting, int member, int64_t deadline) {
     if (atomic_load_explicit(&world->interrupt, memory_order_acquire) != 0)
         return tu_world_interrupted(world, meeting->what);
-    if (meeting->ended != NULL) {
+    if (meeting->page != NULL)
         hear(world, meeting);
-        if (atomic_load_explicit(meeting->ended, memory_order_acquire) > meeting->ended_above)
-            return TUTTI_ERROR_STATE;
-    }
+    if (meeting->ended != NULL && atomic_load_explicit(meeting->ended, memory_order_acquire) > meeting->ended_above)
+        return TUTTI_ERROR_STATE;
     for (int i = 0; i < meeting->count; i++) {
         tu_rank_state state = i != meeting->me ? tu_world_rank_state(world, meeting->ranks[i], true) : TU_RANK_ALIVE;
         /* Asked after it departed: one that closed may have done its part before. */
@@ -388,6 +386,7 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info 
             .purpose = purpose,
             .what = what,
             .ended = &group->page->state,
+            .page = group->page,
             .descriptor = cargo->descriptor >= 0 ? &cargo->descriptor : NULL,
             .descriptors = cargo->descriptors,
             .complete = cargo->complete,

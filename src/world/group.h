@@ -67,6 +67,7 @@ typedef struct tu_meeting {
     const char *what;        /* "making group 3": for messages */
     _Atomic uint64_t *ended; /* as in tu_exchange */
     uint64_t ended_above;
+    tu_group_page *page;   /* of the group whose end other hosts may tell of meanwhile, or NULL */
     const int *descriptor; /* as in tu_exchange; on one host only */
     int *descriptors;
     bool *complete;                                      /* as in tu_exchange */

@@ -47,7 +47,7 @@ def disturbed_once(how, ranks, environment, seconds, after):
         how(hosts, job)
         wait_for(lambda: told() or all_ended(), "every operation to end on every rank that is left")
         texts = "\n".join(job.text(node) for node in range(2))
-        if not told() and re.search(r"\.c:\d+ +Assertion `", texts):
+        if not told() and re.search(r"\.[ch]:\d+ +Assertion `", texts):
             raise EndedByUcx()
         assert told(), f"some were not told:\n{texts}"
         for rank in ranks:
