@@ -196,7 +196,7 @@ typedef struct former {
 /* Everything that is made anew. */
 typedef struct regrouping {
     tt_fully_sharded *sharded;
-    tutti_group *old, *group;
+    tutti_group *old, *group, *near;
     former *formers; /* per unit; of the scope */
     tt_tensor *marks, **at_peers;
     int64_t shard_bytes;
@@ -396,9 +396,11 @@ static void settle(regrouping *all, bool is_new) {
     if (is_new) {
         sharded->group = tutti_group_keep(all->group);
         tutti_group_release(all->old);
+        tutti_group_release(all->near); /* its ranks may be dead */
         return;
     }
     sharded->group = all->old;
+    sharded->near = all->near;
     sharded->marks = all->marks;
     sharded->at_peers = all->at_peers;
     sharded->counts.shard_bytes = all->shard_bytes;
@@ -412,15 +414,15 @@ static void regroup(tt_fully_sharded *sharded, tutti_group *group) {
                       &unknown))
         return;
     drop_what_was_under_way(sharded);
-    tutti_group_release(sharded->near); /* its ranks may be dead */
-    sharded->near = NULL;
     regrouping all = { .sharded = sharded,
                        .old = sharded->group,
                        .group = group,
+                       .near = sharded->near,
                        .marks = sharded->marks,
                        .at_peers = sharded->at_peers,
                        .shard_bytes = sharded->counts.shard_bytes };
     sharded->group = group;
+    sharded->near = NULL;
     sharded->counts.shard_bytes = 0;
     make_all(&all);
     tell_written(&all);

@@ -282,7 +282,7 @@ TEST_LIMIT(wherever_another_dies_while_they_cut_anew_nothing_is_lost, 300) {
 static bool regroup_without_memory(tt_fully_sharded *sharded, tutti_world *world, long nth, bool *delivered) {
     tutti_group *group;
     bool fails = nth > 0 && tutti_world_rank(world) == 1;
-    CHECK_OK(tutti_group_new(world, (int[]){ 0, 1, 2 }, 3, NULL, &group));
+    CHECK_OK(tutti_group_new(world, (int[]){ 0, 1, 2, 3 }, tutti_world_size(world), NULL, &group));
     if (fails)
         test_fail_arm_here(allocations, nth);
     bool whole = tt_fully_sharded_regroup(sharded, group);
@@ -294,26 +294,29 @@ static bool regroup_without_memory(tt_fully_sharded *sharded, tutti_world *world
                               TUTTI_OPTIONS(tt_options, .device = TUTTI_CPU));
     double sums[2] = { 0 };
     CHECK(tt_read(tt_all_reduce(both, TUTTI_SUM, tutti_world_group(world)), sums, TUTTI_F64, 2));
-    CHECK_EQ(sums[0], whole ? 3 : 0);
+    CHECK_EQ(sums[0], whole ? tutti_world_size(world) : 0);
     *delivered = sums[1] > 0;
     return whole;
 }
 
-TEST_WORLD_THREADS(a_rank_without_memory_leaves_all_with_what_they_had, 3) {
-    int rank = tutti_world_rank(world), apart = test_sanitized() || test_on_device() ? 211 : 37, refused = 0;
+/* After an error they cut anew once more, or, with near ranks, go on as they were. */
+static void train_without_memory(tutti_world *world, int near_ranks) {
+    int rank = tutti_world_rank(world), ranks = tutti_world_size(world), step = 0, refused = 0;
+    int apart = test_sanitized() || test_on_device() ? 211 : 37;
     tt_scope scope = tt_scope_open();
     net net = net_of(), alone = net_of();
-    tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, tutti_world_group(world), NULL);
+    tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, tutti_world_group(world),
+                                               TUTTI_OPTIONS(tt_fully_sharded_options, .near_ranks = near_ranks));
     tt_optimizer *optimizer = tt_adamw_optimizer(net.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
     CHECK(tt_fully_sharded_protect(sharded, optimizer));
-    int step = 0;
-    bool delivered = true;
-    for (long nth = 1; delivered; nth += apart) {
+    bool delivered = true, whole = false;
+    for (long nth = 1; delivered && !(whole && near_ranks != 0); nth += apart) {
         step_together(net.root, sharded, optimizer, rank, step);
-        step_alone(alone.root, reference, 3, step++);
-        bool again, whole = regroup_without_memory(sharded, world, nth, &delivered);
+        step_alone(alone.root, reference, ranks, step++);
+        bool again;
+        whole = regroup_without_memory(sharded, world, nth, &delivered);
         refused += !whole;
-        CHECK(whole || regroup_without_memory(sharded, world, 0, &again));
+        CHECK(whole || near_ranks != 0 || regroup_without_memory(sharded, world, 0, &again));
         check_whole(sharded, alone.root, 0);
     }
     CHECK(refused > 0);
@@ -323,6 +326,14 @@ TEST_WORLD_THREADS(a_rank_without_memory_leaves_all_with_what_they_had, 3) {
     tt_module_release(net.root);
     tt_module_release(alone.root);
     CHECK_OK(tt_scope_close(&scope));
+}
+
+TEST_WORLD_THREADS(a_rank_without_memory_leaves_all_with_what_they_had, 3) {
+    train_without_memory(world, 0);
+}
+
+TEST_WORLD_THREADS(a_rank_without_memory_leaves_near_ranks_near, 4) {
+    train_without_memory(world, 2);
 }
 
 TEST_WORLD_THREADS(regrouping_is_refused_where_it_cannot_work, 1) {

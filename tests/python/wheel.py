@@ -66,7 +66,7 @@ def it_is_made_and_installed():
     call("cmake", "--install", harness.build, "--component", "python", "--prefix", making / "staged")
     made = pack(making / "staged", making)
     call(sys.executable, "-m", "venv", "--system-site-packages", harness.wheel)  # NumPy, if the machine has it
-    call(interpreter, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps", "--force-reinstall", made)
+    call(interpreter, "-m", "pip", "--isolated", "install", "-q", "--disable-pip-version-check", "--no-index", "--no-deps", "--force-reinstall", made)
     shutil.rmtree(making)
 
 
@@ -86,13 +86,13 @@ print("\\n".join(path for path in loaded if pathlib.Path(path).name.startswith((
 
 def everything_that_it_loads_is_its_own():
     """Nothing of the build tree, and no OpenBLAS of the machine."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH", "TUTTI_PLUGIN_PATH")}
     loaded = call(interpreter, "-c", ASK, environment=environment).split()
     assert loaded and all(path.startswith(str(harness.wheel)) for path in loaded), loaded
 
 
 def its_command_runs_ranks():
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TUTTI_PLUGIN_PATH")}
     said = call(harness.wheel / "bin" / "tutti-python-run", "-n", 2, interpreter, "-c", "import tutti\nwith tutti.World() as w: w.group.barrier()\nprint(tutti.__file__)",
                 environment=environment)
     assert said.count(str(harness.wheel)) == 2, said

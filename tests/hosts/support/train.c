@@ -60,7 +60,9 @@ static void strike(void) {
     int pid = 0;
     if (file == NULL)
         return;
-    if (fscanf(file, "%d", &pid) == 1 && pid > 0 && !has_ended(pid) && kill(pid, SIGKILL) == 0) {
+    bool known =
+        fscanf(file, "%d", &pid) == 1 && unlink(strike_file) == 0; /* once: the number may be another's later */
+    if (known && pid > 0 && !has_ended(pid) && kill(pid, SIGKILL) == 0) {
         printf("rank %d kills the launcher before its ballot\n", strike_by);
         while (!has_ended(pid))
             usleep(1000);
