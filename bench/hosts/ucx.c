@@ -152,7 +152,7 @@ static void peer_barrier(void) {
 }
 
 static void exchange(int stream, const void *own, size_t bytes, void *other, size_t room, size_t *other_bytes) {
-    uint64_t length = bytes, theirs;
+    uint64_t length = bytes, theirs = 0;
     if (write(stream, &length, sizeof length) != sizeof length || write(stream, own, bytes) != (ssize_t)bytes ||
         recv(stream, &theirs, sizeof theirs, MSG_WAITALL) != sizeof theirs || theirs > room ||
         recv(stream, other, theirs, MSG_WAITALL) != (ssize_t)theirs)
