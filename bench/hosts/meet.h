@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../peers/worker.h"
+#include "../peers/plain.h"
 #include "kernel/kernel.h"
 
 static const bool peer_exact = true;
@@ -66,33 +66,6 @@ static int meet(int *r, int *s) {
     int stream = *r == 0 ? wait_for_other(&address) : go_to_other(&address);
     setsockopt(stream, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     return stream;
-}
-
-static bool peer_understands(const char *dtype) {
-    return strcmp(dtype, "f32") == 0;
-}
-
-static size_t peer_element(void) {
-    return sizeof(float);
-}
-
-static void *peer_buffer(int which, size_t bytes, bool symmetric) {
-    static void *buffers[3];
-    static size_t sizes[3];
-    (void)symmetric;
-    if (sizes[which] < bytes) {
-        free(buffers[which]);
-        if (posix_memalign(&buffers[which], 4096, bytes) != 0)
-            fail("memory");
-        memset(buffers[which], 0, bytes);
-        sizes[which] = bytes;
-    }
-    return buffers[which];
-}
-
-static void peer_fill(void *to, size_t first, size_t count, int of) {
-    for (size_t i = 0; i < count; i++)
-        ((float *)to)[i] = value(of, first + i);
 }
 
 /* By the kernel that Tutti uses, with results past the caches where it does that. */

@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 #include "base/wait.h"
-#include "worker.h"
+#include "plain.h"
 
 #ifndef FLOOR_RECORDED
 #define FLOOR_RECORDED 0
@@ -201,35 +201,6 @@ static void peer_barrier(void) {
     reclaim();
     record_end(0);
     end();
-}
-
-static bool peer_understands(const char *name) {
-    return strcmp(name, "f32") == 0;
-}
-
-static size_t peer_element(void) {
-    return sizeof(float);
-}
-
-static void *peer_buffer(int which, size_t bytes, bool symmetric) {
-    static void *buffers[3];
-    static size_t rooms[3];
-    (void)symmetric;
-    if (bytes <= rooms[which])
-        return buffers[which];
-    free(buffers[which]);
-    rooms[which] = bytes;
-    if (posix_memalign(&buffers[which], 4096, bytes) != 0) {
-        fprintf(stderr, "no memory for %zu bytes\n", bytes);
-        exit(1);
-    }
-    memset(buffers[which], 0, bytes);
-    return buffers[which];
-}
-
-static void peer_fill(void *to, size_t first, size_t count, int of) {
-    for (size_t i = 0; i < count; i++)
-        ((float *)to)[i] = value(of, first + i);
 }
 
 /* ---- operations ---- */

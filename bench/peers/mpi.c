@@ -5,7 +5,7 @@
 #define _GNU_SOURCE
 #include <mpi.h>
 
-#include "worker.h"
+#include "plain.h"
 
 static const bool peer_exact = false; /* MPI leaves the order of additions open */
 
@@ -21,35 +21,6 @@ static void peer_close(void) {
 
 static void peer_barrier(void) {
     MPI_Barrier(MPI_COMM_WORLD);
-}
-
-static bool peer_understands(const char *dtype) {
-    return strcmp(dtype, "f32") == 0;
-}
-
-static size_t peer_element(void) {
-    return sizeof(float);
-}
-
-static void *peer_buffer(int which, size_t bytes, bool symmetric) {
-    static void *buffers[3];
-    static size_t sizes[3];
-    (void)symmetric;
-    if (sizes[which] < bytes) {
-        free(buffers[which]);
-        if (posix_memalign(&buffers[which], 4096, bytes) != 0) {
-            fprintf(stderr, "out of memory for %zu bytes\n", bytes);
-            exit(1);
-        }
-        memset(buffers[which], 0, bytes);
-        sizes[which] = bytes;
-    }
-    return buffers[which];
-}
-
-static void peer_fill(void *to, size_t first, size_t count, int of) {
-    for (size_t i = 0; i < count; i++)
-        ((float *)to)[i] = value(of, first + i);
 }
 
 static void exchange(const float *in, float *out, int half) {
