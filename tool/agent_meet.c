@@ -41,10 +41,11 @@ bool agent_peer_read(agent_peer *peer) {
         peer->heard = tu_clock_now();
         tu_link_came(link, (size_t)count);
     } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
+        bool closed = count == 0 || errno == ECONNRESET; /* the latter where it had not read everything */
         if (link->state == TU_LINK_PROVING)
             snprintf(link->why, sizeof link->why,
                      "its launcher did not accept this one's secret: the secrets differ (--secret-file)");
-        else if (count < 0)
+        else if (!closed)
             snprintf(link->why, sizeof link->why, "the connection broke: %s", strerror(errno));
         else if (link->state != TU_LINK_BROKEN)
             snprintf(link->why, sizeof link->why, "its launcher closed the connection: it has ended or was killed");
