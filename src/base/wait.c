@@ -152,12 +152,14 @@ tutti_status tu_wait_until(const tu_wait *wait, bool (*ready)(void *), void *arg
             return TUTTI_OK;
         tu_pause();
     }
+    /* Before the first yield: of three ranks on one core each finds what it waits for when its turn comes again, and
+     * the fourth, alone on another core, waits for all of them. */
+    if (wait->home != 0)
+        tu_home_return(wait->home - 1);
     /* Where ranks share a core, the first yield most often brings what is awaited: it comes before any look at the
      * clock and at who lives, which cost more than half of it. */
     if (wait->spins == 0 && wait->yields != 0 && tu_give_way() && ready(argument))
         return TUTTI_OK;
-    if (wait->home != 0)
-        tu_home_return(wait->home - 1);
     looking looking = { .next = tu_clock_now() + LOOK_INTERVAL / 4 };
     for (uint32_t i = 0;; i++) {
         if (ready(argument))
