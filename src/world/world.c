@@ -371,6 +371,21 @@ static tutti_status find_the_others_in_time(tutti_world *world, const tu_launch 
 
 static void drop_groups(tutti_world *world);
 
+/* What the launcher tells. On one host that is deaths before the world is open, no more: a program between the launcher
+ * and this one that closes descriptors which it does not know costs that alone. */
+static tutti_status open_news(tutti_world *world, int descriptor) {
+    tutti_error_copy before;
+    tu_error_save(&before);
+    tutti_status status = tu_news_open(descriptor, world->rank, world->size, &world->news);
+    if (status == TUTTI_OK || tu_settings_text(&world->settings, TU_SETTING_NODES)[0] != 0)
+        return status;
+    TU_LOG(TUTTI_LOG_WARN, world->log, "world",
+           "%s. A rank that dies before it has opened its world will be missed at the deadline", tutti_error_message());
+    (void)tu_error_restore(&before);
+    world->news = NULL;
+    return TUTTI_OK;
+}
+
 tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **out) {
     tutti_world_options options = TUTTI_WORLD_OPTIONS_INIT;
     tutti_status status = tu_options_copy("tutti_world_options", given, &options, sizeof options);
@@ -399,7 +414,7 @@ tutti_status tutti_world_open(const tutti_world_options *given, tutti_world **ou
     TU_LOG(TUTTI_LOG_INFO, world->log, "world", "rank %d of %d; started by: %s", world->rank, world->size,
            world->launcher);
     if (launch.news >= 0)
-        status = tu_news_open(launch.news, world->rank, world->size, &world->news);
+        status = open_news(world, launch.news);
     if (status == TUTTI_OK)
         status = find_the_others_in_time(world, &launch, deadline);
     if (status == TUTTI_OK && world->news != NULL && tu_news_node(world->news, world->size - 1) == 0) {

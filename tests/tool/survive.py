@@ -53,6 +53,16 @@ def a_rank_that_dies_when_all_are_done_takes_nothing_back():
 
 
 @test
+def a_job_of_one_host_goes_on_where_the_page_of_the_launcher_was_closed_on_the_way():
+    closed = ["sh", "-c", f'exec 4<&-; exec "{SURVIVE}" {STEPS}']
+    done = subprocess.run([TUTTI, "run", "--survive", "-n", str(RANKS), *closed], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=LIMIT, env={**os.environ, "TUTTI_FAULT": "rank=1,op=all_reduce,at=2,do=kill"})
+    equal(sorted(re.findall(rf"rank (\d+): {STEPS} steps, total (\d+)$", done.stdout, re.M)), [("0", "12"), ("2", "12")])
+    contains(done.stderr, "holds no news of the launcher")
+    equal(done.returncode, 0)
+
+
+@test
 def a_death_ends_the_waits_of_a_launched_job_on_its_store():
     job = os.path.join(os.environ["TEST_BUILD"], "tests", "support", "job")
     done = subprocess.run([TUTTI, "run", "--survive", "-q", "-n", "4", job, "store"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
