@@ -205,7 +205,7 @@ static char state_of(pid_t process) {
 }
 
 void test_await_stopped(pid_t process) {
-    while (state_of(process) != 'T')
+    for (char state = state_of(process); state != 'T' && state != 'Z' && state != 0; state = state_of(process))
         usleep(1000);
 }
 

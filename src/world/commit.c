@@ -5,7 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "job/liveness.h"
 #include "world/group.h"
@@ -26,13 +28,33 @@ static int find_dead(const tutti_group *group) {
     return -1;
 }
 
+/* Another member may have seen a death a moment before this one can, by a socket that closed: twice as long as deaths
+ * take to be seen it is looked for. */
+#define SEEN_WITHIN (200 * TU_MILLISECOND)
+
+/* A dead member of the new group, else of its parent; *of is the one. -1: all live. */
+static int find_lost(const tutti_group *group, const tutti_group *parent, bool patient, const tutti_group **of) {
+    int64_t deadline = tu_deadline(SEEN_WITHIN);
+    for (;;) {
+        *of = group;
+        int dead = find_dead(group);
+        if (dead < 0) {
+            *of = parent;
+            dead = find_dead(parent);
+        }
+        if (dead >= 0 || !patient || tu_deadline_left(deadline) <= 0)
+            return dead;
+        nanosleep(&(struct timespec){ .tv_nsec = TU_MILLISECOND }, NULL);
+    }
+}
+
 /* Some member died, or gave up because another member of the parent did, and so nobody gets the group. Tells who died,
  * in words of this rank or of `vote->culprit`. */
 static tutti_status died_meanwhile(tutti_group *group, const tutti_group *parent, const tu_vote *vote,
                                    const char *what) {
     tu_job *job = group->world->job;
-    const tutti_group *of = find_dead(group) >= 0 ? group : parent;
-    int dead = find_dead(of);
+    const tutti_group *of;
+    int dead = find_lost(group, parent, vote->culprit < 0, &of);
     if (dead >= 0) {
         char doing[160];
         snprintf(doing, sizeof doing, "in %s", what);
