@@ -136,11 +136,13 @@ struct tu_task {
     bool any_order;     /* TUTTI_ORDER_ANY */
     bool entered;
     bool agreed;    /* it failed alike on all ranks: ends nothing */
+    bool ended;     /* a part of it failed and has ended the group: the thread's error is what to return */
     bool met;       /* all members have come to it, on the host: tu_task_meet */
     bool skipped;   /* of a batch: an injected fault leaves it out */
     uint64_t given; /* several tasks as one: how many of them, from the first, have their inputs; 0: it is one task */
     uint64_t valid; /* the least that any rank has given: so many have their results */
     uint64_t signature;
+    tu_task *outer;      /* of a part of a call across hosts: that call, of which errors and records speak; else NULL */
     uint64_t open_epoch; /* of a one-shot that has been started */
     const void *source;  /* copied to `in` when the task's turn comes (one_shot_all_reduce_copy), or NULL */
     void *stream;        /* as in tutti_call */
@@ -167,9 +169,15 @@ static inline int64_t tu_task_deadline(tu_task *task) {
     return task->deadline;
 }
 
-/* Recorded after this rank has arrived: while the others' lines are on their way there is time for it. */
+/* What the program called, of which this is the whole or a part. */
+static inline tu_task *tu_task_called(tu_task *task) {
+    return __builtin_expect(task->outer != NULL, 0) ? task->outer : task;
+}
+
+/* Recorded after this rank has arrived: while the others' lines are on their way there is time for it. Parts are not:
+ * what the program called has been, and is what the rank does. */
 static inline void tu_task_record(tu_task *task) {
-    if (task->ticket == 0) {
+    if (task->ticket == 0 && task->outer == NULL) {
         memcpy(&task->info.executor, task->executor->name, sizeof task->info.executor);
         task->ticket = tu_group_record(task->group, &task->info);
     }
@@ -251,6 +259,7 @@ struct tu_collective {
     const tu_executor *only;            /* the one of these that serves every task; NULL: they have to be asked */
     const tu_executor *ran_by;          /* the executor of the last collective that ran */
     tu_operation_info ran;              /* that collective */
+    tu_task *outer;                     /* of group->here of another one: the call there that this serves; else NULL */
     tu_choice choice;                   /* of the last run, for tutti_group_ran */
     tu_rule rules[TU_OPERATION_COUNT]
                  [TU_RULES]; /* for this number of ranks; the last one in use has the largest bytes */
@@ -382,13 +391,12 @@ static inline void tu_say(tu_said *said, const tu_operation_info *info, uint64_t
     said->algorithm = info->algorithm;
 }
 /* Writes the error for a member whose signature differs; returns TUTTI_ERROR_MISMATCH. */
-tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epoch, int member);
+tutti_status tu_mismatch(tu_collective *state, tu_task *task, uint64_t epoch, int member);
 /* The same for what another host's member said. */
 tutti_status tu_mismatch_of(const tutti_group *group, const tu_task *task, const tu_said *mine, int member,
                             const tu_said *theirs);
 /* A pair of ranks that disagree on what one sends to the other. */
-tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int from, int to, uint64_t sent,
-                               uint64_t expected);
+tutti_status tu_mismatch_split(tu_collective *state, tu_task *task, int from, int to, uint64_t sent, uint64_t expected);
 
 /* ---- which algorithm: tuning.c ---- */
 

@@ -70,6 +70,8 @@ static tutti_status make_hosts(void *owner, void **made) {
     hosts->group = group;
     hosts->here = group->here;
     tutti_status status = tu_network_group_get(group, &hosts->network);
+    if (status == TUTTI_OK && hosts->here != NULL)
+        status = tu_collective_get(hosts->here, &hosts->part);
     if (status != TUTTI_OK) {
         free_hosts(hosts);
         return status;
@@ -153,9 +155,17 @@ tutti_status tu_round_begin(tu_round *round, tu_hosts *hosts, tu_task *task, int
     return TUTTI_OK;
 }
 
+/* The thread's error stays. */
+static void abandon(tu_hosts *hosts) {
+    tutti_error_copy error;
+    tu_error_save(&error);
+    tu_network_abandon(hosts->network);
+    tu_error_restore(&error);
+}
+
 tutti_status tu_round_end(tu_round *round, tutti_status status) {
     if (status != TUTTI_OK)
-        tu_network_abandon(round->hosts->network);
+        abandon(round->hosts);
     free_messages(round);
     return status;
 }
@@ -233,14 +243,11 @@ static void enter_saying(tu_hosts *hosts, tu_task *task) {
     tu_network_enter_saying(hosts->network, task->info.sequence, &sent);
 }
 
-/* What ended the part on this host is told with the ranks of the whole. The others there may wait for this rank in a
- * part of the operation: leaving ends the group, and their part with it. */
-static tutti_status fail(tu_hosts *hosts, tutti_status status) {
-    tutti_error_copy error;
-    tu_error_save(&error);
-    tu_network_abandon(hosts->network);
-    tu_error_restore(&error);
-    return tu_group_overhear(hosts->group) ? tu_group_cause(hosts->group) : status;
+/* The others on this host may wait for this rank in a part of the operation: leaving ends the group, and their part
+ * with it. A part that failed has done so already. */
+static tutti_status fail(tu_hosts *hosts, const tu_task *task, tutti_status status) {
+    abandon(hosts);
+    return !task->ended && tu_group_overhear(hosts->group) ? tu_group_cause(hosts->group) : status;
 }
 
 static void note(tu_task *task) {
@@ -262,11 +269,15 @@ static tutti_status run(tu_task *task) {
         task->info.algorithm = (uint8_t)tu_hosts_choose(hosts, task); /* said with the call: all must ask alike */
     tu_task_record(task);
     enter_saying(hosts, task);
+    if (hosts->part != NULL)
+        hosts->part->outer = task;
     tutti_status status = task->row->kind == TU_KIND_BARRIER     ? tu_hosts_barrier(hosts, task)
                           : task->row->kind == TU_KIND_REDUCTION ? tu_hosts_reduce(hosts, task)
                                                                  : tu_hosts_move(hosts, task);
     if (status != TUTTI_OK)
-        status = fail(hosts, status);
+        status = fail(hosts, task, status);
+    if (hosts->part != NULL)
+        hosts->part->outer = NULL;
     tu_network_leave(hosts->network);
     note(task);
     return status;

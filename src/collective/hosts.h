@@ -21,6 +21,7 @@ typedef struct tu_hosts {
     tutti_group *group;
     tu_network_group *network;
     tutti_group *here;           /* = group->here */
+    tu_collective *part;         /* of `here`, where there is one */
     int host_count, host, index; /* hosts in the order of their first members; this rank's, and its place there */
     int columns;                 /* members of the host that has fewest */
     bool contiguous;             /* members of a host follow each other in the group */

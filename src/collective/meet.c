@@ -20,7 +20,7 @@ static void tell_splits(const tu_collective *state, const tu_task *task, uint64_
 }
 
 /* Every pair, so that all members find the same, and nobody goes on alone. */
-static tutti_status compare_splits(tu_collective *state, const tu_task *task, uint64_t epoch) {
+static tutti_status compare_splits(tu_collective *state, tu_task *task, uint64_t epoch) {
     for (int from = 0; from < state->size; from++) {
         for (int to = 0; to < state->size; to++) {
             uint64_t sent = tu_splits(state, from, epoch)[to][0], expected = tu_splits(state, to, epoch)[from][1];
@@ -85,6 +85,7 @@ static tutti_status meet_there(tu_task *task) {
         status = shadow.executor->run(&shadow);
     }
     task->ticket = shadow.ticket;
+    task->ended = shadow.ended;
     return status;
 }
 

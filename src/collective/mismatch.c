@@ -68,19 +68,28 @@ tutti_status tu_mismatch_of(const tutti_group *group, const tu_task *task, const
     return TUTTI_ERROR_MISMATCH;
 }
 
-tutti_status tu_mismatch(tu_collective *state, const tu_task *task, uint64_t epoch, int member) {
-    return tu_mismatch_of(state->group, task, &state->members[state->rank]->said[epoch & 1], member,
+tutti_status tu_mismatch(tu_collective *state, tu_task *task, uint64_t epoch, int member) {
+    return tu_mismatch_of(tu_group_known(state->group), tu_task_called(task),
+                          &state->members[state->rank]->said[epoch & 1], tu_group_known_rank(state->group, member),
                           &state->members[member]->said[epoch & 1]);
 }
 
-tutti_status tu_mismatch_split(tu_collective *state, const tu_task *task, int from, int to, uint64_t sent,
+tutti_status tu_mismatch_split(tu_collective *state, tu_task *task, int from, int to, uint64_t sent,
                                uint64_t expected) {
+    const tu_task *called = tu_task_called(task);
+    const tutti_group *group = tu_group_known(state->group);
+    if (called != task && called->element > 0) { /* parts move bytes */
+        sent = sent * task->element / called->element;
+        expected = expected * task->element / called->element;
+    }
+    from = tu_group_known_rank(state->group, from);
+    to = tu_group_known_rank(state->group, to);
     tu_error(TUTTI_ERROR_MISMATCH,
              "the ranks disagree in %s %llu of group %s: rank %d sends %llu element%s to rank %d, which "
              "expects %llu from it",
-             task->row->name, (unsigned long long)task->info.sequence, state->group->name, from,
-             (unsigned long long)sent, sent == 1 ? "" : "s", to, (unsigned long long)expected);
-    tu_error_at_fault(from == state->rank ? to : from);
-    tu_error_where(state->group->name, task->row->name, task->info.sequence, state->rank);
+             called->row->name, (unsigned long long)called->info.sequence, group->name, from, (unsigned long long)sent,
+             sent == 1 ? "" : "s", to, (unsigned long long)expected);
+    tu_error_at_fault(from == group->rank ? to : from);
+    tu_error_where(group->name, called->row->name, called->info.sequence, group->rank);
     return TUTTI_ERROR_MISMATCH;
 }

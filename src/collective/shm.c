@@ -23,7 +23,10 @@ static tutti_status check(tu_task *task) {
 /* The group's first collective exchanges the pieces of shared memory. Messages need none, and must not look: they do
  * not take turns with it. */
 static tutti_status prepare(tu_task *task) {
-    if (task->row->kind == TU_KIND_MESSAGE || __builtin_expect(task->state->ready, 1))
+    if (task->row->kind == TU_KIND_MESSAGE)
+        return TUTTI_OK;
+    task->outer = task->state->outer;
+    if (__builtin_expect(task->state->ready, 1))
         return TUTTI_OK;
     return tu_collective_setup(task->state, task);
 }
@@ -35,6 +38,8 @@ void tu_shm_choose(tu_task *task) {
     tu_choose(state, task, &state->choice);
     task->info.algorithm = (uint8_t)state->choice.algorithm;
     task->signature = tu_signature(task);
+    if (__builtin_expect(task->outer != NULL, 0)) /* the same part of another call, or of the next one, is another */
+        task->signature = tu_mix(tu_mix(task->signature, tu_signature(task->outer)), task->outer->info.sequence);
     if (__builtin_expect(task->ticket != 0, 0)) { /* it was recorded before its algorithm was known */
         const tutti_world *world = task->group->world;
         tu_record_algorithm(tu_job_recorder(world->job, world->local_rank), task->ticket, task->info.algorithm);

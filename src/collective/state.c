@@ -161,25 +161,26 @@ typedef struct hello {
 /* Waits for all members' pieces. A member that could not get memory says so, and then all fail alike. */
 static tutti_status exchange_pieces(tu_collective *state, tu_task *task, const char *purpose, const tu_piece *piece,
                                     const hello *mine, hello *theirs, tu_mapping **mappings) {
-    tutti_status status = tu_group_exchange(state->group, &task->info, purpose, mine, sizeof *mine, piece,
-                                            tu_task_deadline(task), theirs, mappings);
+    tutti_status status = tu_group_exchange(state->group, &tu_task_called(task)->info, purpose, mine, sizeof *mine,
+                                            piece, tu_task_deadline(task), theirs, mappings);
     if (status != TUTTI_OK)
         return status;
     for (int member = 0; member < state->size && status == TUTTI_OK; member++) {
+        int rank = tu_group_known_rank(state->group, member);
         if (theirs[member].version != LAYOUT_VERSION || theirs[member].slot_bytes != mine->slot_bytes) {
             status = tu_error(
                 TUTTI_ERROR_PROTOCOL,
                 "rank %d of group %s has another version of Tutti's collectives (layout %u, "
                 "slots of %llu bytes) than rank %d (layout %u, %llu bytes); install one version everywhere",
-                member, state->group->name, theirs[member].version, (unsigned long long)theirs[member].slot_bytes,
-                state->rank, LAYOUT_VERSION, (unsigned long long)mine->slot_bytes);
+                rank, state->group->name, theirs[member].version, (unsigned long long)theirs[member].slot_bytes,
+                tu_group_known_rank(state->group, state->rank), LAYOUT_VERSION, (unsigned long long)mine->slot_bytes);
         } else if (theirs[member].status != TUTTI_OK) {
             theirs[member].message[sizeof theirs[member].message - 1] = 0;
             status = tu_error((tutti_status)theirs[member].status,
-                              "rank %d of group %s could not get shared memory for %s: %s", member, state->group->name,
+                              "rank %d of group %s could not get shared memory for %s: %s", rank, state->group->name,
                               purpose, theirs[member].message);
             task->agreed = true;
-            tu_error_at_fault(member);
+            tu_error_at_fault(rank);
         }
     }
     if (status != TUTTI_OK)

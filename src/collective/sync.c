@@ -52,8 +52,10 @@ __attribute__((noinline)) static tutti_status await_slowly(tu_collective *state,
                                                            uint64_t epoch, int member, bool all) {
     awaiting awaited = { state, what, epoch, member, all };
     tu_task_record(task);
+    const tu_task *called = tu_task_called(task);
     tu_group_wait wait;
-    tu_group_wait_init(&wait, state->group, &task->info, task->ticket, tu_task_deadline(task), is_missing, &awaited);
+    tu_group_wait_init(&wait, state->group, &called->info, called->ticket, tu_task_deadline(task), is_missing,
+                       &awaited);
     if (state->helping) { /* the rank's own thread may need the core */
         wait.wait.spins = 0;
         wait.wait.yields = 50;
@@ -118,7 +120,8 @@ tutti_status tu_epoch_enter(tu_collective *state, tu_task *task, uint64_t *epoch
 void tu_epoch_arrive(tu_collective *state, tu_task *task, uint64_t epoch) {
     tu_member *mine = state->members[state->rank];
     tu_line *line = &mine->arrive[epoch & 1];
-    tu_say(&mine->said[epoch & 1], &task->info, task->detail);
+    const tu_task *called = tu_task_called(task);
+    tu_say(&mine->said[epoch & 1], &called->info, called->detail);
     state->signature[epoch & 1] = task->signature;
     line->signature = task->signature;
     atomic_store_explicit(&line->flag, epoch, memory_order_release); /* pairs with `reached` */

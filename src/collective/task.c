@@ -25,10 +25,25 @@ static void look_for_other_executors(const tu_task *task) {
             return;
 }
 
+/* The others on this host may wait for this rank in a part of the call: they are told before the call ends, which has
+ * messages between hosts to see to. What ends no group is left to the call. */
+static tutti_status leave_part(const tu_task *task, tutti_status status) {
+    if (!task->agreed)
+        task->outer->ended = tu_group_fail(task->group, &task->outer->info, &status);
+    return status;
+}
+
 tutti_status tu_task_leave(tu_task *task, tutti_status status) {
     if (__builtin_expect(status == TUTTI_OK, 1))
         return tu_group_leave(task->group, &task->info, task->ticket, TUTTI_OK);
+    if (task->outer != NULL)
+        return leave_part(task, status);
     tu_task_record(task);
+    if (task->ended) {
+        (void)tu_group_leave_agreement(task->group, task->ticket, status);
+        tu_trace_failure(task->group->world);
+        return status;
+    }
     if (status == TUTTI_ERROR_MISMATCH)
         look_for_other_executors(task);
     if (task->agreed)

@@ -144,35 +144,32 @@ bool tu_group_ask_store(tutti_group *group) {
         hear(group->world, &meeting);
     tu_error_restore(&error);
     if (tu_group_ended(group))
-        tu_group_pass_on(group, &group->page->cause);
+        (void)tu_group_pass_on(group, &group->page->cause);
     return tu_group_ended(group);
 }
 
 bool tu_group_hear(tutti_group *group, tu_cause *cause) {
     bool first = take_over(group->page, group->size, cause);
     if (first)
-        tu_group_pass_on(group, cause);
+        (void)tu_group_pass_on(group, cause);
     return first;
 }
 
 /* ---- between a group across hosts and its part on this one ---- */
 
-void tu_group_pass_on(tutti_group *group, const tu_cause *cause) {
+bool tu_group_pass_on(tutti_group *group, const tu_cause *cause) {
     tutti_group *here = atomic_load_explicit(&group->here, memory_order_acquire);
-    uint64_t lives = 0, mine = here != NULL ? (uint64_t)here->rank + 1 : 0;
-    if (here == NULL || !atomic_compare_exchange_strong_explicit(&here->page->state, &lives, mine, memory_order_acq_rel,
-                                                                 memory_order_acquire))
-        return;
+    if (here == NULL)
+        return true;
+    uint64_t lives = 0, mine = (uint64_t)here->rank + 1;
+    if (!atomic_compare_exchange_strong_explicit(&here->page->state, &lives, mine, memory_order_acq_rel,
+                                                 memory_order_acquire))
+        return false;
     here->page->cause = *cause;
-    here->page->cause.whole = 1;
     atomic_store_explicit(&here->page->state, mine | TU_GROUP_TOLD, memory_order_release); /* pairs with its readers */
     for (int member = 0; member < here->size; member++)
         tu_job_ring(here->world->job, here->job_ranks[member]);
-}
-
-/* The rank in the group across hosts. */
-static int32_t rank_of_part(const tutti_group *group, const tutti_group *here, int32_t rank) {
-    return rank >= 0 && rank < here->size ? tu_rank_index(group->ranks, group->size, here->ranks[rank]) : -1;
+    return true;
 }
 
 bool tu_group_overhear(tutti_group *group) {
@@ -182,12 +179,6 @@ bool tu_group_overhear(tutti_group *group) {
     if (here == NULL || (atomic_load_explicit(&here->page->state, memory_order_acquire) & TU_GROUP_TOLD) == 0)
         return false;
     tu_cause cause = here->page->cause;
-    if (cause.whole == 0) {
-        cause.origin = rank_of_part(group, here, cause.origin);
-        for (int i = 0; i < cause.at_fault_count && i < TUTTI_ERROR_RANKS; i++)
-            cause.at_fault[i] = rank_of_part(group, here, cause.at_fault[i]);
-    }
-    cause.whole = 0;
     if (take_over(group->page, group->size, &cause))
         tu_group_tell_hosts(group, &cause);
     return tu_group_ended(group);
@@ -361,18 +352,30 @@ static void append_missing(tutti_group *group) {
 typedef struct comparison {
     tutti_group *group;
     const tu_operation_info *info;
+    bool differs;
 } comparison;
 
 static tutti_status compare_member(void *argument, int member) {
-    const comparison *with = argument;
-    return tu_group_compare(with->group, with->info, member);
+    comparison *with = argument;
+    tutti_status status = tu_group_compare(with->group, with->info, member);
+    with->differs = status != TUTTI_OK;
+    return status;
+}
+
+/* The job knows of members by their places in the list that it was given. */
+static void name_known_ranks(const tutti_group *group) {
+    tutti_error_copy error;
+    tu_error_save(&error);
+    for (int i = 0; i < error.info.at_fault_count; i++)
+        error.info.at_fault[i] = tu_group_known_rank(group, error.info.at_fault[i]);
+    tu_error_restore(&error);
 }
 
 tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info *info, const char *purpose,
                                     const void *payload, size_t bytes, const tu_group_cargo *cargo, int64_t deadline,
                                     void *payloads) {
     char what[160];
-    comparison comparison = { group, info };
+    comparison comparison = { group, info, false };
     tu_operation_text(group, info, what, sizeof what);
     tutti_status status = lock_until(&group->exchange_lock, deadline, what);
     bool met = status == TUTTI_OK;
@@ -398,7 +401,11 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info 
     }
     if (status == TUTTI_ERROR_STATE && tu_group_ended(group))
         return tu_group_cause(group);
-    if (status == TUTTI_ERROR_TIMEOUT && met && group->local) {
+    bool timed_out = status == TUTTI_ERROR_TIMEOUT && met && group->local;
+    if (status != TUTTI_OK && met && group->whole != NULL && !comparison.differs)
+        name_known_ranks(group);
+    group = tu_group_known(group);
+    if (timed_out) {
         /* A person knows the call, not the exchange inside it. */
         tutti_error_info missing = TUTTI_ERROR_INFO_INIT;
         (void)!tutti_error_detail(&missing);

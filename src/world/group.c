@@ -131,6 +131,11 @@ uint64_t tu_group_key(const char *format, ...) {
     return key != 0 ? key : 1;
 }
 
+int tu_group_known_rank(const tutti_group *group, int member) {
+    const tutti_group *whole = group->whole;
+    return whole == NULL ? member : tu_rank_index(whole->ranks, whole->size, group->ranks[member]);
+}
+
 int tu_rank_index(const int *ranks, int count, int rank) {
     for (int i = 0; i < count; i++)
         if (ranks[i] == rank)
@@ -168,8 +173,8 @@ tutti_status tu_group_make(tutti_world *world, const tu_group_plan *plan, tutti_
     tu_attachments_init(&group->attachments, group);
     pthread_mutex_init(&group->exchange_lock, NULL);
     pthread_mutex_init(&group->vote_lock, NULL);
-    group->part = plan->part;
-    tu_world_handle(world, group->part ? NULL : "group", 1); /* users count the groups that they know */
+    group->whole = plan->whole;
+    tu_world_handle(world, group->whole != NULL ? NULL : "group", 1); /* users count the groups that they know */
     *out = group;
     return TUTTI_OK;
 }
@@ -219,8 +224,6 @@ tutti_status tu_group_register(tutti_group *group, const char *tag) {
     if (status == TUTTI_OK && world->job != NULL)
         group->recorder_index = tu_recorder_group(tu_job_recorder(world->job, world->local_rank), group->key,
                                                   group->name, group->ranks, group->size);
-    if (status == TUTTI_OK && group->here != NULL)
-        group->here->recorder_index = group->recorder_index;
     return status;
 }
 
@@ -241,7 +244,7 @@ static void free_group(tutti_group *group) {
         tu_piece_free(world->job, &group->page_piece);
     pthread_mutex_destroy(&group->exchange_lock);
     pthread_mutex_destroy(&group->vote_lock);
-    bool part = group->part;
+    bool part = group->whole != NULL;
     if (atomic_load_explicit(&world->closed, memory_order_acquire) != 0) {
         tu_world_bury(group);
     } else {

@@ -15,7 +15,7 @@ typedef struct tu_group_plan {
     const int *ranks; /* world ranks in group order; this rank is among them */
     int count;
     int64_t timeout_ns;
-    bool part; /* it becomes group->here of another one */
+    tutti_group *whole; /* it becomes group->here of that one; NULL: of none */
 } tu_group_plan;
 
 /* The object alone, with one reference, known to nobody; no communication. It has no page yet. */
@@ -105,7 +105,7 @@ bool tu_group_ask_store(tutti_group *group);
 /* For a rank that waits in an operation of a group across hosts, and looks now and then: whether the others are in a
  * vote instead, and have been at the last look (*seen: 0 before the first). Then they are told, and the group ends. */
 bool tu_vote_object(tutti_group *group, const tu_operation_info *info, uint64_t *seen);
-/* To the members on this host: ends group->here too. */
-void tu_group_pass_on(tutti_group *group, const tu_cause *cause);
+/* To the members on this host: ends group->here too. False: one of them has, before. */
+bool tu_group_pass_on(tutti_group *group, const tu_cause *cause);
 
 #endif

@@ -54,10 +54,22 @@ static bool told(const tutti_group *group) {
     }
 }
 
+/* Where the cause is. Members on one host end a group across hosts in the page that they share, that of their part:
+ * each takes it over from there, unless who began to write it has died. */
+static tutti_group *find_cause(tutti_group *group) {
+    tutti_group *known = tu_group_known(group);
+    tutti_group *here = atomic_load_explicit(&known->here, memory_order_acquire);
+    bool elsewhere = here != NULL && !tu_group_ended(known) && !(told(here) && tu_group_overhear(known));
+    return elsewhere ? here : known;
+}
+
 tutti_status tu_group_cause(tutti_group *group) {
-    int origin = (int)(atomic_load_explicit(&group->page->state, memory_order_acquire) & 0xffffffff) - 1;
     char who[48];
-    if (!told(group)) {
+    tutti_group *page_of = find_cause(group);
+    group = tu_group_known(group);
+    if (page_of != group || !told(group)) {
+        uint64_t state = atomic_load_explicit(&page_of->page->state, memory_order_acquire);
+        int origin = tu_group_known_rank(page_of, (int)(state & 0xffffffff) - 1);
         tu_error(TUTTI_ERROR_DEAD, "group %s was ended by %s, which died before it could say why", group->name,
                  rank_text(group, origin, who));
         tu_error_at_fault(origin);
@@ -66,9 +78,6 @@ tutti_status tu_group_cause(tutti_group *group) {
     const tu_cause *cause = &group->page->cause;
     if (cause->status == TUTTI_ERROR_ABORTED) /* it names who did */
         tu_error(TUTTI_ERROR_ABORTED, "group %s has ended: %s", group->name, cause->message);
-    else if (cause->whole != 0) /* of the group across hosts, whose part this is and whose ranks it does not know */
-        tu_error((tutti_status)cause->status, "group %s has ended, by what rank %d saw first: %s", group->name,
-                 cause->origin, cause->message);
     else if (cause->origin == group->rank)
         tu_error((tutti_status)cause->status, "group %s has ended, by what this rank saw first: %s", group->name,
                  cause->message);
@@ -88,16 +97,10 @@ static void ring_members(tutti_group *group) {
             tu_job_ring(group->world->job, group->job_ranks[member]);
 }
 
-/* Whether this call is the one that ended the group. */
-static bool end_group(tutti_group *group, const tu_operation_info *info) {
-    uint64_t lives = 0;
-    uint64_t mine = (uint64_t)group->rank + 1;
-    if (!atomic_compare_exchange_strong_explicit(&group->page->state, &lives, mine, memory_order_acq_rel,
-                                                 memory_order_acquire))
-        return false;
+/* The thread's error as a cause. */
+static void write_cause(const tutti_group *group, const tu_operation_info *info, tu_cause *cause) {
     tutti_error_copy error;
     tu_error_save(&error);
-    tu_cause *cause = &group->page->cause;
     cause->status = (int32_t)error.info.status;
     cause->origin = group->rank;
     cause->time = tu_clock_now();
@@ -107,12 +110,34 @@ static bool end_group(tutti_group *group, const tu_operation_info *info) {
     cause->at_fault_count = error.info.at_fault_count;
     memcpy(cause->at_fault, error.info.at_fault, sizeof cause->at_fault);
     tu_error_shorten(cause->message, sizeof cause->message, error.message);
+}
+
+/* The members on this host of a group across hosts: which of them is first is decided in the page that they share. */
+static bool first_here(tutti_group *group, const tu_operation_info *info) {
+    tutti_group *here = atomic_load_explicit(&group->here, memory_order_acquire);
+    if (here == NULL)
+        return true;
+    tu_cause cause = { 0 };
+    write_cause(group, info, &cause);
+    return tu_group_pass_on(group, &cause) || !told(here) || !tu_group_overhear(group);
+}
+
+/* Whether this call is the one that ended the group. */
+static bool end_group(tutti_group *of, const tu_operation_info *info) {
+    tutti_group *group = tu_group_known(of);
+    uint64_t lives = 0;
+    uint64_t mine = (uint64_t)group->rank + 1;
+    if (tu_group_ended(group) || !first_here(group, info) ||
+        !atomic_compare_exchange_strong_explicit(&group->page->state, &lives, mine, memory_order_acq_rel,
+                                                 memory_order_acquire))
+        return false;
+    tu_cause *cause = &group->page->cause;
+    write_cause(group, info, cause);
     /* Pairs with the acquire loads in told() and in waits. */
     atomic_store_explicit(&group->page->state, mine | TU_GROUP_TOLD, memory_order_release);
-    tu_group_pass_on(group, cause);
     tu_group_tell_hosts(group, cause);
     ring_members(group);
-    TU_LOG(TUTTI_LOG_INFO, group->world->log, "world", "group %s ends: %s", group->name, error.message);
+    TU_LOG(TUTTI_LOG_INFO, group->world->log, "world", "group %s ends: %s", group->name, cause->message);
     return true;
 }
 
@@ -123,7 +148,9 @@ void tu_group_end(tutti_group *group, const tu_operation_info *info) {
 /* ---- departures ---- */
 
 /* Writes the error of a departed member, with group ranks in its detail. info NULL: nobody was in an operation. */
-static tutti_status departed_error(tutti_group *group, int member, const tu_operation_info *info) {
+static tutti_status departed_error(tutti_group *of, int place, const tu_operation_info *info) {
+    tutti_group *group = tu_group_known(of);
+    int member = tu_group_known_rank(of, place);
     char doing[160] = "by a look at the group";
     if (info != NULL) {
         int at = snprintf(doing, sizeof doing, "in ");
@@ -269,9 +296,9 @@ static tutti_status fence_hosts(tutti_group *group, const tu_operation_info *inf
 }
 
 /* A put of another thread that is not counted yet is not before this; nor is a part's operation, but that of the
- * whole. */
+ * whole. That one has met faults and looked for the dead, too. */
 static inline bool has_unfenced(const tutti_group *group) {
-    return atomic_load_explicit(&group->world->unfenced, memory_order_relaxed) != 0 && !group->part;
+    return atomic_load_explicit(&group->world->unfenced, memory_order_relaxed) != 0 && group->whole == NULL;
 }
 
 static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns, tu_operation_info *info,
@@ -301,7 +328,7 @@ static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns
         return status;
     _Atomic uint64_t *counter =
         tu_operation_sequenced((tu_operation)info->operation) ? &group->sequence : &group->messages;
-    if (__builtin_expect(world->faults != NULL, 0)) {
+    if (__builtin_expect(world->faults != NULL, 0) && group->whole == NULL) {
         info->sequence =
             atomic_load_explicit(counter, memory_order_relaxed) + 1; /* for messages: a skipped call takes no number */
         status = tu_fault_meet(group, info);
@@ -314,11 +341,9 @@ static tutti_status check_and_number(tutti_group *group, int64_t call_timeout_ns
     if (world->fake)
         return enter_fake(group, info);
     uint32_t departures = departures_of(group);
-    if (__builtin_expect(departures != atomic_load_explicit(&group->departures, memory_order_relaxed), 0)) {
-        status = look_at_departures(group, departures, info);
-        if (status != TUTTI_OK)
-            return status;
-    }
+    if (__builtin_expect(departures != atomic_load_explicit(&group->departures, memory_order_relaxed), 0) &&
+        group->whole == NULL)
+        return look_at_departures(group, departures, info);
     return TUTTI_OK;
 }
 
@@ -378,6 +403,14 @@ static void end_record(tutti_group *group, uint64_t ticket, tutti_status status)
         tu_record_end(tu_job_recorder(group->world->job, group->world->local_rank), ticket, status);
 }
 
+bool tu_group_fail(tutti_group *group, const tu_operation_info *info, tutti_status *status) {
+    if (!ends_group(info, *status))
+        return false;
+    if (!end_group(group, info))
+        *status = tu_group_cause(group);
+    return true;
+}
+
 tutti_status tu_group_leave(tutti_group *group, const tu_operation_info *info, uint64_t ticket, tutti_status status) {
     if (__builtin_expect(status == TUTTI_OK, 1)) {
         end_record(group, ticket, status);
@@ -385,8 +418,7 @@ tutti_status tu_group_leave(tutti_group *group, const tu_operation_info *info, u
             tu_group_completed(group, info->sequence);
         return TUTTI_OK;
     }
-    if (ends_group(info, status) && !end_group(group, info))
-        status = tu_group_cause(group);
+    (void)tu_group_fail(group, info, &status);
     end_record(group, ticket, status);
     tu_trace_failure(group->world);
     return status;
@@ -437,8 +469,10 @@ static void name_executor(const tu_operation_info *info, char *text, size_t byte
     snprintf(text + used, bytes - used, " by executor %.8s", (const char *)&info->executor);
 }
 
-static tutti_status mismatch_error(tutti_group *group, const tu_record_view *mine, int member,
+static tutti_status mismatch_error(tutti_group *of, const tu_record_view *mine, int place,
                                    const tu_record_view *theirs) {
+    tutti_group *group = tu_group_known(of);
+    int member = tu_group_known_rank(of, place);
     tu_job *job = group->world->job;
     char their_text[192], my_text[192], who[48], me[48];
     tu_record_text(tu_job_recorder(job, group->job_ranks[member]), theirs, their_text, sizeof their_text);
@@ -608,17 +642,18 @@ static tutti_status message_timeout(const tu_group_wait *wait) {
 }
 
 static tutti_status timeout_error(const tu_group_wait *wait) {
-    tutti_group *group = wait->group;
+    tutti_group *of = wait->group, *group = tu_group_known(of);
     char operation[160], me[48];
     tu_operation_text(group, wait->info, operation, sizeof operation);
     char arrived[256] = "", missing[1400] = "";
     int arrived_count = 1, missing_count = 0;
     int missing_ranks[TUTTI_ERROR_RANKS];
     append(arrived, sizeof arrived, "%d", group->rank);
-    for (int member = 0; member < group->size; member++) {
-        if (member == group->rank)
+    for (int place = 0; place < of->size; place++) {
+        int member = tu_group_known_rank(of, place);
+        if (place == of->rank)
             continue;
-        if (!awaited(wait, member)) {
+        if (!awaited(wait, place)) {
             arrived_count++;
             append(arrived, sizeof arrived, ", %d", member);
             continue;
@@ -638,7 +673,8 @@ static tutti_status timeout_error(const tu_group_wait *wait) {
         tu_error_append(". Missing: %s", missing);
     if (missing_count > 8)
         tu_error_append("; and %d more", missing_count - 8);
-    if (!tu_operation_row_of(wait->info->operation)->timeout_ends_call) /* a signal concerns its two ranks alone */
+    /* A signal concerns its two ranks alone. Of ranks on other hosts nobody knows that they have come. */
+    if (!tu_operation_row_of(wait->info->operation)->timeout_ends_call && group->local)
         tu_error_append(". %d of %d ranks have come (%s)", arrived_count, group->size, arrived);
     tu_error_append(". `tutti ps` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time");
     for (int i = 0; i < missing_count && i < TUTTI_ERROR_RANKS; i++)
@@ -648,7 +684,7 @@ static tutti_status timeout_error(const tu_group_wait *wait) {
 }
 
 tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status) {
-    tutti_group *group = wait->group;
+    tutti_group *group = tu_group_known(wait->group);
     switch (status) {
     case TUTTI_ERROR_TIMEOUT:
         return tu_operation_row_of(wait->info->operation)->kind == TU_KIND_MESSAGE ? message_timeout(wait)

@@ -26,7 +26,7 @@ static tutti_status make_part(tutti_group *group, const int *ranks, int count, i
                            .key = tu_group_key("host of %016llx", (unsigned long long)group->key),
                            .ranks = ranks,
                            .count = count,
-                           .part = true };
+                           .whole = group };
     tutti_group *here = NULL;
     const tu_piece *piece = NULL;
     tutti_status status = tu_group_reserve(group->world, &plan, &here, &piece);

@@ -102,13 +102,13 @@ struct tutti_world {
 /* Why a group ended. In shared memory; written once by the rank that wins the state word. */
 struct tu_cause {
     int32_t status; /* tutti_status */
-    int32_t origin; /* group rank that ended it */
-    int32_t whole;  /* 1: ranks are those of the group across hosts that this one is a part of */
+    int32_t origin; /* group rank that ended it; of a part that of the whole */
+    int32_t unused; /* 0; hosts send each other the struct as it lies */
     int64_t time;   /* on tu_clock_now of the origin's host */
     uint64_t sequence;
     char operation[32];
     int32_t at_fault_count;
-    int32_t at_fault[TUTTI_ERROR_RANKS]; /* group ranks */
+    int32_t at_fault[TUTTI_ERROR_RANKS]; /* group ranks; of a part those of the whole */
     char message[1024];
 };
 
@@ -147,12 +147,12 @@ struct tutti_group {
     char name[64];
     char description[64];
     char tag[96];
-    uint64_t key;               /* uid: the same on all members, unlike any other group's of the job, never reused */
-    int rank, size;             /* of this rank in the group */
-    int *ranks;                 /* group rank -> world rank */
-    int *job_ranks;             /* group rank -> job rank, -1 on another host */
-    bool local;                 /* all members on this host */
-    bool part;                  /* it is group->here of another one */
+    uint64_t key;       /* uid: the same on all members, unlike any other group's of the job, never reused */
+    int rank, size;     /* of this rank in the group */
+    int *ranks;         /* group rank -> world rank */
+    int *job_ranks;     /* group rank -> job rank, -1 on another host */
+    bool local;         /* all members on this host */
+    tutti_group *whole; /* of a part: the group across hosts whose `here` it is, and which outlives it; else NULL */
     _Atomic int64_t timeout_ns; /* 0: the world's */
     tu_group_page *page;      /* and its area; shared by the members on one host; private memory for fake groups, groups
                                  across hosts and of one */
@@ -186,6 +186,12 @@ struct tutti_group {
     tutti_group *next_shell;
     bool end_told; /* its end has been made an event; under the world's lock */
 };
+
+/* Errors speak of groups that the program knows, and of their ranks: of a part it is the whole. */
+static inline tutti_group *tu_group_known(tutti_group *group) {
+    return group->whole != NULL ? group->whole : group;
+}
+int tu_group_known_rank(const tutti_group *group, int member);
 
 /* ---- for operations on a group (collectives, rendezvous, signals …) ---- */
 
@@ -238,7 +244,12 @@ static inline void tu_group_completed_in_turn(tutti_group *group, uint64_t seque
  * status to return. */
 tutti_status tu_group_leave(tutti_group *group, const tu_operation_info *info, uint64_t ticket, tutti_status status);
 
-/* Ends the group with the calling thread's current error; the first cause wins. Rings all members. */
+/* The part of it that concerns the group, for a failure that has to be told before the operation ends. True: the group
+ * has ended, and the thread's error and *status are what to return. */
+bool tu_group_fail(tutti_group *group, const tu_operation_info *info, tutti_status *status);
+
+/* Ends the group with the calling thread's current error; the first cause wins. Rings all members. The end of a part is
+ * that of the whole. */
 void tu_group_end(tutti_group *group, const tu_operation_info *info);
 /* 0 while the group lives. One load; pairs with the release in tu_group_end. */
 static inline bool tu_group_ended(const tutti_group *group) {
