@@ -5,7 +5,8 @@
     python3 bench/hosts/measure.py --out hosts.json
 
 All-reduce of Tutti, Open MPI over UCX and over TCP and gloo (PyTorch; TEST_PYTHON names a Python that has it), with one rank on each host and with
-two; of one TCP stream (stream.c) and of UCX alone (ucx.c), which do the same exchange and nothing else: what the wire permits, and what UCX; puts and signals of Tutti; and how long it takes to start 2 x 4 ranks, open the world, meet
+two; of one TCP stream (stream.c) and of UCX alone (ucx.c), which do the same exchange and nothing else: what the wire permits, and what UCX; puts and signals of Tutti, by messages and by
+UCX's remote memory access (TUTTI_RMA=on), which is emulated over TCP; and how long it takes to start 2 x 4 ranks, open the world, meet
 and end, beside mpirun. All are alive at once and take turns, row by row and round by round, on the same CPUs; those that wait sleep. The first round of each
 row checks the results. --filter and --append make several short runs of a long one.
 """
@@ -23,6 +24,7 @@ SOURCE = os.path.dirname(os.path.dirname(HERE))
 KIB, MIB = 1 << 10, 1 << 20
 TARGETS = {8: 1.0, 4 * KIB: 0.8, MIB: 0.8, 64 * MIB: 0.8}
 FLOORS = ("stream", "ucx")  # no peers: what an exchange costs at least
+BY_KEY = "tutti_rma"  # Tutti itself, with puts by UCX's remote memory access, which is emulated over TCP
 PORT = 20000 + os.getpid() % 10000
 
 
@@ -62,9 +64,9 @@ OVER_UCX = ["--mca", "pml", "ucx", "--mca", "pml_ucx_tls", "any", "--mca", "pml_
 OVER_TCP = ["--mca", "pml", "ob1", "--mca", "btl", "self,vader,tcp", "--mca", "btl_tcp_if_include", "eth0"]
 
 
-def tutti_places(hosts, build, secret, each):
+def tutti_places(hosts, build, secret, each, port):
     return [hosts.command(node, [os.path.join(build, "bin", "tutti"), "run", "-q", "--bind", "none", "--nodes", "2", "--node", str(node), "--meet",
-                                 f"{hosts.address(0)}:{PORT + each}", "--secret-file", secret, "-n", str(each)]) for node in range(2)]
+                                 f"{hosts.address(0)}:{PORT + each + port}", "--secret-file", secret, "-n", str(each)]) for node in range(2)]
 
 
 def start(peers, hosts, build, each, cpus, folder, versions, wanted):
@@ -72,7 +74,7 @@ def start(peers, hosts, build, each, cpus, folder, versions, wanted):
     contenders = []
 
     def add(name, label, command, environments=None, places=None):
-        if not wanted or name in wanted or name in ("tutti", *FLOORS):
+        if not wanted or name in wanted or name in ("tutti", BY_KEY, *FLOORS):
             contenders.append(peers.Contender(name, label, command, 2 * each, cpus, environments, places))
 
     secret, script = os.path.join(folder, "secret"), write_rsh(hosts, folder)
@@ -81,8 +83,10 @@ def start(peers, hosts, build, each, cpus, folder, versions, wanted):
     plugins = {"TUTTI_PLUGIN_PATH": os.path.join(build, "plugins"), "TUTTI_HOST_TIMEOUT": "100"}
     if 2 * each > len(os.sched_getaffinity(0)):  # each host believes that the CPUs are its own; MPI is told the same (mpi_yield_when_idle)
         plugins["TUTTI_SPIN"] = "0"
-    add("tutti", "Tutti", [os.path.join(build, "bench", "peers", "tutti")], [plugins, plugins], tutti_places(hosts, build, secret, each))
+    add("tutti", "Tutti", [os.path.join(build, "bench", "peers", "tutti")], [plugins, plugins], tutti_places(hosts, build, secret, each, 0))
     if each == 1:
+        by_key = {**plugins, "TUTTI_RMA": "on"}
+        add(BY_KEY, "Tutti, RMA", [os.path.join(build, "bench", "peers", "tutti")], [by_key, by_key], tutti_places(hosts, build, secret, each, 30))
         for index, (name, label) in enumerate((("stream", "one TCP stream"), ("ucx", "UCX alone"))):
             program = os.path.join(build, "bench", "hosts", name)
             where = {"ADDRESS": hosts.address(0), "PORT": str(PORT + 20 + index)}
@@ -115,7 +119,8 @@ def rows_of(each):
 
 
 def measure_row(peers, row, contenders, rounds, seconds):
-    columns = contenders if row[0] == "all_reduce" else [one for one in contenders if one.name in ("tutti", "stream")]
+    mine = ("tutti", BY_KEY, "stream")
+    columns = [one for one in contenders if (one.name != BY_KEY if row[0] == "all_reduce" else one.name in mine)]
     buffers = "private" if row[0] == "all_reduce" else "symmetric"
     found, plans = {}, {}
     for one in columns:
@@ -138,7 +143,7 @@ def ratio_to(peers, found, other):
 
 def ratio(peers, found):
     """Tutti's time over the best peer's, and who that is; the best by its median of all rounds."""
-    others = {name: peers.median(one["rounds"]) for name, one in found.items() if name not in ("tutti", *FLOORS)}
+    others = {name: peers.median(one["rounds"]) for name, one in found.items() if name not in ("tutti", BY_KEY, *FLOORS)}
     if not others:
         return None, None
     best = min(others, key=others.get)
@@ -149,7 +154,7 @@ def show(peers, row, each, found):
     text = ", ".join(f"{name} {peers.median(one['rounds']) / 1e3:.1f}" for name, one in found.items())
     value, best = ratio(peers, found)
     judged = f": {value:.2f} of {best} (target {TARGETS[row[2]]})" if best else ""
-    judged += "".join(f"; {ratio_to(peers, found, floor):.2f} of {floor}" for floor in FLOORS if floor in found)
+    judged += "".join(f"; {ratio_to(peers, found, floor):.2f} of {floor}" for floor in (*FLOORS, BY_KEY) if floor in found)
     if row[2] >= MIB and "stream" in found:
         judged += f"; {row[2] / peers.median(found['tutti']['rounds']):.2f} GB/s"
     wrong = "".join(f" WRONG RESULTS OF {name}" for name, one in found.items() if one["wrong"] > 0)

@@ -48,7 +48,7 @@
 #include <tutti/status.h>
 #include <tutti/world.h>
 
-#define TU_BACKEND_VERSION 4
+#define TU_BACKEND_VERSION 5
 #define TU_BACKEND_TICKET_BYTES 128
 
 typedef struct tu_piece tu_piece;
@@ -147,6 +147,7 @@ typedef struct tu_backend_peers {
     void *local;                 /* the backend's own: attach makes it, detach ends it */
     uint64_t meeting;            /* number of the rendezvous in the group: the same on all members, and used once */
     size_t bytes, pad_offset, pad_bytes; /* of the block: its data, and the signal pad behind */
+    struct tu_network_share *share;      /* keys between hosts (memory/network.h); NULL: none. detach ends it */
     bool met;                            /* all members are attached, and each will be detached */
 } tu_backend_peers;
 

@@ -268,6 +268,11 @@ bool tu_network_arrived(void *owner, const void *bytes_of_header, size_t header_
             tu_network_fence_arrived(network, header.from, header.offset);
         return false;
     }
+    if (header.kind == TU_NETWORK_REVOKE || header.kind == TU_NETWORK_REVOKED) {
+        (header.kind == TU_NETWORK_REVOKE ? tu_network_revoke_arrived
+                                          : tu_network_revoked_arrived)(network, header.from, header.sequence);
+        return false;
+    }
     tu_network_group *side = network->groups;
     while (side != NULL && side->group->key != header.key)
         side = side->next;
@@ -316,9 +321,11 @@ static void cut_off(tu_network *network) {
         }
 }
 
-static const tu_network_events events = {
-    .header_bytes = sizeof(tu_network_header), .arrived = tu_network_arrived, .sent = sent, .lost = tu_network_lost
-};
+static const tu_network_events events = { .header_bytes = sizeof(tu_network_header),
+                                          .arrived = tu_network_arrived,
+                                          .sent = sent,
+                                          .lost = tu_network_lost,
+                                          .moved = tu_network_moved };
 
 static void settle(tu_network *network) {
     while (network->settling) {
@@ -347,6 +354,8 @@ bool tu_network_drive_until(tu_network *network, int looks, bool (*ready)(void *
         network->stirred |= any;
         if (network->cutting)
             cut_off(network);
+        if (network->revoking)
+            tu_network_answer_revocations(network);
         settle(network);
         over = ready(argument);
         looks = any ? looks : looks - 1;
@@ -566,6 +575,7 @@ static void end_network(void *argument) {
     pthread_cond_broadcast(&network->leaving);
     pthread_mutex_unlock(&network->lock);
     pthread_join(network->thread, NULL);
+    tu_network_shares_close(network); /* of handles that outlive it */
     int64_t deadline = tu_deadline(CLOSE_LIMIT);
     take_leave(network, deadline);
     while (network->orphans != NULL) {
@@ -574,6 +584,7 @@ static void end_network(void *argument) {
         network->orphans = next;
     }
     network->part->close(network->state, deadline);
+    tu_network_revocations_free(network);
     free_network(network);
 }
 

@@ -144,17 +144,20 @@ void tu_network_window_close(tu_network_window *window);
  * between two exchanges. */
 void tu_network_window_renew(tu_network_group *side, tu_network_window *window);
 
-/* Into a member's window. False: there is no room, or no way to it any more. At most TU_LETTER_BYTES. */
+/* Into a member's window. False: there is no room, or no way to it any more. At most TU_LETTER_BYTES:
+ * UCX 1.13 ends a process by an assertion more often the longer what a rank that dies has not taken yet. */
 bool tu_network_put(tu_network_group *side, int member, uint64_t number, uint64_t offset, const void *from,
                     size_t bytes);
 bool tu_network_set(tu_network_group *side, int member, uint64_t number, uint64_t offset, uint64_t value);
 void tu_network_tell(tu_network_group *side, int member, uint64_t number, uint32_t what, uint32_t channel,
                      uint32_t value);
-/* Whether everything that this rank has put has arrived, but for what went to one member: that member knows by the
- * order of what comes. Asks those of whom it is not known. but: -1 for none. */
-bool tu_network_fenced(tu_network_group *side, int but);
-/* Whether a member has not said yet that everything arrived. */
-bool tu_network_unfenced(tu_network_group *side, int member);
+/* Whether everything that this rank has put has arrived, but for messages to one member: that member knows by the
+ * order of what comes. Asks those of whom it is not known. but: -1 for none. *mark is 0 at the first look of a wait and
+ * kept for the others: what is put after the first is not waited for. */
+bool tu_network_fenced(tu_network_group *side, int but, uint64_t *mark);
+/* Whether it is not known yet that everything arrived that was put to a member; `ordered`: but for what the order of
+ * messages sees to. */
+bool tu_network_unfenced(tu_network_group *side, int member, bool ordered);
 
 /* Bytes that were asked for. Of the caller; must stay until it is over or tu_network_forget has returned. */
 typedef struct tu_network_fetch {
@@ -168,6 +171,65 @@ typedef struct tu_network_fetch {
 bool tu_network_ask_for(tu_network_group *side, tu_network_fetch *get, int member, uint64_t number, uint64_t offset,
                         void *to, size_t bytes);
 void tu_network_forget(tu_network_group *side, tu_network_fetch *get);
+
+/* ---- memory that moves without its owner: network_direct.c ----
+ *
+ * Where the fabric has remote memory access, the block of a rendezvous is registered, each member gives the others a
+ * key to its own, and puts and gets go by that. What a member wrote is there when it has flushed, which
+ * tu_network_fenced sees to. */
+typedef struct tu_network_share tu_network_share;
+
+/* As members tell each other. */
+typedef struct tu_network_key {
+    uint32_t magic, version;
+    uint64_t address, bytes; /* of the block, in its owner's process */
+    uint64_t number;         /* of the share, in its owner's network */
+    uint32_t key_bytes;      /* 0: the owner has no key to offer */
+    uint32_t reserved;
+    uint64_t checksum;
+    unsigned char key[TU_NETWORK_KEY_BYTES];
+} tu_network_key;
+
+/* Whether this rank shares blocks so, where others do too. */
+bool tu_network_shares(const tu_network_group *side);
+/* The key to a block of this rank, for the members of the group. */
+tutti_status tu_network_share_make(tu_network_group *side, void *data, size_t bytes, tu_network_key *key,
+                                   tu_network_share **share);
+void tu_network_key_none(tu_network_key *key); /* what a rank tells that has none */
+void tu_network_key_seal(tu_network_key *key); /* its checksum */
+/* A member's key. One of another version, of another block's size, or that was damaged on its way is refused; the
+ * checksum proves nothing about who made it, so members of a group trust each other. The member is connected. One that
+ * was taken back meanwhile is not taken. */
+tutti_status tu_network_share_meet(tu_network_share *share, int member, const tu_network_key *key);
+/* Takes the keys back: nobody writes to the block afterwards. Bounded by three seconds, and one more for each member
+ * that has to be cut off then. NULL: nothing. */
+void tu_network_share_end(tu_network_share *share);
+/* The same for one whose keys nobody has met, since all members agreed not to: asks nobody. */
+void tu_network_share_drop(tu_network_share *share);
+/* Whether puts and gets to a member go this way. */
+bool tu_network_reaches(const tu_network_share *share, int member);
+/* Whether everything that this rank wrote to a member is there; begins to see to it. mark: as in tu_network_fenced. */
+bool tu_network_written(const tu_network_share *share, int member, uint64_t *mark);
+
+/* Something that the part will tell about. */
+typedef struct tu_network_motion {
+    void (*over)(tu_network *network, struct tu_network_motion *motion, bool good);
+} tu_network_motion;
+
+/* Bytes that move. Of the caller; must stay until it is over, or tu_network_transfer_end has returned, like the bytes.
+ */
+typedef struct tu_network_transfer {
+    tu_network_motion motion;
+    tu_network_share *share;
+    int member;
+    _Atomic bool over, failed, refused; /* refused: nothing moved; it is outside of the block, or that is no more */
+} tu_network_transfer;
+void tu_network_put_by_key(tu_network_share *share, int member, uint64_t offset, const void *from, size_t bytes,
+                           tu_network_transfer *transfer);
+void tu_network_get_by_key(tu_network_share *share, int member, uint64_t offset, void *to, size_t bytes,
+                           tu_network_transfer *transfer);
+/* After a wait for it that failed: its memory is the caller's again. A member that takes nothing is cut off. */
+void tu_network_transfer_end(tu_network_transfer *transfer);
 
 /* ---- waits of one's own ---- */
 

@@ -24,6 +24,8 @@ typedef enum tu_network_kind {
     TU_NETWORK_MEMORY, /* something about a window: `step` says what */
     TU_NETWORK_FENCE,  /* have `offset` puts of the sender come? Answered by the next when it is their turn */
     TU_NETWORK_FENCED,
+    TU_NETWORK_REVOKE, /* the sender takes the key of share `sequence` back. Answered by the next */
+    TU_NETWORK_REVOKED,
     TU_NETWORK_KINDS
 } tu_network_kind;
 
@@ -52,6 +54,8 @@ typedef struct tu_network_kept {
 #define TU_NETWORK_ORPHANS_MOST ((uint64_t)128 << 20)
 #define TU_NETWORK_CLOSED 1024
 
+typedef struct tu_network_revocation tu_network_revocation;
+
 typedef struct tu_network_peer {
     bool known, lost, gone;
     _Atomic bool connected; /* set once, with the lock held; calls look without it */
@@ -69,6 +73,11 @@ typedef struct tu_network_peer {
     uint64_t orphaned;             /* bytes that it has among the orphans */
     int64_t asked_at, answered_at; /* whether the way to it is open */
     uint64_t puts, asked, arrived; /* puts to it; up to which it was asked whether they arrived, and said so */
+    uint64_t written, flushed;     /* puts by key to it, and how many of them have arrived */
+    /* When it was last asked, and when those puts were all that are known to have arrived: values of tu_network.mark */
+    uint64_t asked_mark, arrived_mark, flushed_mark;
+    bool flushing;   /* a flush is under way */
+    int revocations; /* of its keys that are not answered yet, or whose key may be met yet */
 } tu_network_peer;
 
 struct tu_network {
@@ -95,6 +104,11 @@ struct tu_network {
     bool ending, napping;
     bool handed_over; /* a caller sleeps on its bell: the thread is to drive */
     uint64_t tokens;  /* the last that was given to a get */
+    uint64_t mark; /* puts of any kind to anybody so far: whoever waits for those before it notes it when he begins */
+    tu_network_share *shares;
+    uint64_t share_numbers; /* the last that was given to one */
+    tu_network_revocation *revocations;
+    bool revoking; /* some of them may be answered now */
     struct {
         uint64_t messages, bytes;
     } sent[TU_NETWORK_KINDS]; /* so far, by kind; a fragment counts as a message */
@@ -175,6 +189,19 @@ void tu_network_memory_arrived(tu_network_group *side, int member, const tu_netw
                                size_t bytes);
 void tu_network_fence_arrived(tu_network *network, int rank, uint64_t puts); /* so many puts of this rank arrived */
 void tu_network_fence_needless(tu_network *network, int rank); /* nobody is there any more for whom they could */
+void tu_network_fence_written(tu_network *network, int rank);  /* one more by key */
+/* So many of these have arrived, and all that were put before the mark. */
+void tu_network_fence_flushed(tu_network *network, int rank, uint64_t written, uint64_t mark);
+/* Shares: network_direct.c. Likewise. */
+/* Whether all by key that were put before the mark have arrived; begins to see to it. */
+bool tu_network_flushed(tu_network *network, int rank, uint64_t mark);
+void tu_network_moved(void *owner, void *token, bool good);
+void tu_network_revoke_arrived(tu_network *network, int rank, uint64_t number);
+void tu_network_revoked_arrived(tu_network *network, int rank, uint64_t number);
+void tu_network_answer_revocations(tu_network *network);
+/* Without the lock, when the network ends. */
+void tu_network_shares_close(tu_network *network);
+void tu_network_revocations_free(tu_network *network);
 /* Without the lock: see tutti_world.fence_hosts. */
 tutti_status tu_network_fence(tutti_group *group, const tu_operation_info *info);
 void tu_network_forget_group(tutti_group *group);    /* see tutti_world.forget_hosts */

@@ -3,12 +3,13 @@
  * Windows: what members on other hosts do to blocks of this rank, and what this rank does to theirs.
  *
  * A put is an active message: the owner copies the bytes, after it has looked whether they lie in a window of the group
- * that the sender is a member of. UCX's own remote memory access is not used: over TCP it is an active message too,
- * whose receiver checks nothing.
+ * that the sender is a member of. Where the fabric has remote memory access, bytes go by that instead
+ * (network_direct.c); words and signals are messages everywhere.
  *
- * Puts to one member, and signals to it, come in order. A signal to one member also says that what was put to others is
- * there, since that member may pass it on: so before it those others are asked (a fence), and answer when they come to
- * the question. Puts are counted by world rank, as all groups share a connection.
+ * Messages to one member come in order. A signal to one member also says that what was put to others is there, since
+ * that member may pass it on: so before it those others are asked (a fence), and answer when they come to the question.
+ * What was written by the fabric is there after a flush, which a signal to the same member waits for too. Puts are
+ * counted by world rank, as all groups share a connection.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -70,13 +71,31 @@ static bool send_short(tu_network_group *side, int member, memory_kind kind, uin
 
 /* ---- what this rank does ---- */
 
+static bool is_unfenced(const tu_network_peer *peer) {
+    return peer->puts != peer->arrived || peer->written != peer->flushed;
+}
+
+/* Before something is put to a peer, and after something has arrived there: how many peers may lack something. */
+static void note_unfenced(tu_network *network, const tu_network_peer *peer) {
+    if (!is_unfenced(peer))
+        atomic_fetch_add_explicit(&network->world->unfenced, 1, memory_order_relaxed);
+}
+
+static void note_fenced(tu_network *network, const tu_network_peer *peer) {
+    if (!is_unfenced(peer))
+        atomic_fetch_sub_explicit(&network->world->unfenced, 1, memory_order_relaxed);
+}
+
 /* Counts a put that is about to be sent. */
 static void count_put(tu_network_group *side, int member, size_t bytes) {
     tu_network *network = side->network;
     tu_network_peer *peer = &network->peers[side->group->ranks[member]];
     side->puts[member].sent += bytes + COST;
-    if (!peer->gone && peer->puts++ == peer->arrived)
-        atomic_fetch_add_explicit(&network->world->unfenced, 1, memory_order_relaxed);
+    if (peer->gone)
+        return;
+    note_unfenced(network, peer);
+    network->mark++;
+    peer->puts++;
 }
 
 static bool has_room(const tu_network_group *side, int member, size_t bytes) {
@@ -115,43 +134,52 @@ void tu_network_tell(tu_network_group *side, int member, uint64_t number, uint32
     pthread_mutex_unlock(&side->network->lock);
 }
 
-/* With the lock held: asks those ranks, but for one, that have not said that everything arrived. How many these are,
- * and one of them. */
-static int ask_unfenced(tu_network *network, int but, int *late) {
+/* With the lock held: asks those ranks of which it is not known that everything arrived that was put before the mark,
+ * and flushes what was written to them. Of one only the latter, since messages to it come in order. How many these are,
+ * and one of them. A rank is asked anew when it has answered: so whoever waits, waits for two answers at most, however
+ * many others put and ask meanwhile. */
+static int ask_unfenced(tu_network *network, int but, uint64_t mark, int *late) {
     int count = 0;
     for (int rank = 0; rank < network->world->size; rank++) {
         tu_network_peer *peer = &network->peers[rank];
-        if (rank == but || peer->puts == peer->arrived)
+        bool asks = rank != but && peer->puts != peer->arrived && peer->arrived_mark < mark;
+        if (!asks && (peer->written == peer->flushed || peer->flushed_mark >= mark))
             continue;
         if (tu_world_rank_state(network->world, rank, false) != TU_RANK_ALIVE) {
             tu_network_fence_needless(network, rank); /* launchers may know of it before the connection does */
             continue;
         }
-        if (peer->asked != peer->puts)
+        bool flushed = tu_network_flushed(network, rank, mark);
+        if (asks && peer->asked <= peer->arrived) {
+            peer->asked = peer->puts;
+            peer->asked_mark = network->mark;
             tu_network_own(network, rank, TU_NETWORK_FENCE, 0, 0, peer->puts, NULL, NULL, 0);
-        peer->asked = peer->puts;
+        }
+        if (!asks && flushed)
+            continue;
         *late = rank;
         count++;
     }
     return count;
 }
 
-bool tu_network_fenced(tu_network_group *side, int but) {
+bool tu_network_fenced(tu_network_group *side, int but, uint64_t *mark) {
     tu_network *network = side->network;
     int late;
     /* A put of another thread that is not counted yet is not before what this one does. */
     if (atomic_load_explicit(&network->world->unfenced, memory_order_relaxed) == 0)
         return true;
     pthread_mutex_lock(&network->lock);
-    bool all = ask_unfenced(network, but < 0 ? -1 : side->group->ranks[but], &late) == 0;
+    *mark = *mark == 0 ? network->mark : *mark;
+    bool all = ask_unfenced(network, but < 0 ? -1 : side->group->ranks[but], *mark, &late) == 0;
     pthread_mutex_unlock(&network->lock);
     return all;
 }
 
-bool tu_network_unfenced(tu_network_group *side, int member) {
+bool tu_network_unfenced(tu_network_group *side, int member, bool ordered) {
     const tu_network_peer *peer = &side->network->peers[side->group->ranks[member]];
     pthread_mutex_lock(&side->network->lock);
-    bool unfenced = peer->puts != peer->arrived;
+    bool unfenced = ordered ? peer->written != peer->flushed : is_unfenced(peer);
     pthread_mutex_unlock(&side->network->lock);
     return unfenced;
 }
@@ -180,9 +208,10 @@ tutti_status tu_network_fence(tutti_group *group, const tu_operation_info *info)
     if (status != TUTTI_OK)
         return status;
     pthread_mutex_lock(&network->lock);
-    for (int late; ask_unfenced(network, -1, &late) != 0;) {
+    uint64_t mark = network->mark;
+    for (int late; ask_unfenced(network, -1, mark, &late) != 0;) {
         tu_network_drive(network);
-        if (ask_unfenced(network, -1, &late) == 0)
+        if (ask_unfenced(network, -1, mark, &late) == 0)
             break;
         pthread_mutex_unlock(&network->lock);
         status = look_around(group, info, late, deadline);
@@ -342,13 +371,31 @@ void tu_network_fence_arrived(tu_network *network, int rank, uint64_t puts) {
     if (puts <= peer->arrived || puts > peer->puts)
         return;
     peer->arrived = puts;
-    if (peer->arrived == peer->puts)
-        atomic_fetch_sub_explicit(&network->world->unfenced, 1, memory_order_relaxed);
+    peer->arrived_mark = puts >= peer->asked ? peer->asked_mark : peer->arrived_mark;
+    note_fenced(network, peer);
+    tu_network_wake(network);
+}
+
+void tu_network_fence_written(tu_network *network, int rank) {
+    tu_network_peer *peer = &network->peers[rank];
+    note_unfenced(network, peer);
+    network->mark++;
+    peer->written++;
+}
+
+void tu_network_fence_flushed(tu_network *network, int rank, uint64_t written, uint64_t mark) {
+    tu_network_peer *peer = &network->peers[rank];
+    peer->flushed_mark = mark;
+    if (written <= peer->flushed)
+        return;
+    peer->flushed = written;
+    note_fenced(network, peer);
     tu_network_wake(network);
 }
 
 void tu_network_fence_needless(tu_network *network, int rank) {
     tu_network_fence_arrived(network, rank, network->peers[rank].puts);
+    tu_network_fence_flushed(network, rank, network->peers[rank].written, network->mark);
 }
 
 static void hear_about_signals(const tu_network_group *side, int member, const tu_network_header *header) {

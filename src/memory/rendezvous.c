@@ -8,6 +8,7 @@
  *     2. how 1 went here, and this rank's signal area
  *     3. how 2 went here
  *
+ * and, between hosts whose fabric has remote memory access, one before the last: keys to the blocks;
  * so that every member knows of every other that it has everything: all return a handle, or none does. A member that
  * runs out of memory or mappings says so in the next exchange and fails all of them alike, which ends nothing. A block
  * that a pool gave out again starts with an exchange of serial numbers: when the same blocks meet again, its handle is
@@ -26,7 +27,7 @@
 #include "memory/tables.h"
 #include "world/group.h"
 
-#define RECORD_VERSION 2
+#define RECORD_VERSION 3
 #define UNUSED_INDICES 1024 /* that are looked at for one that can be used again */
 
 /* What a member tells about its block in the first exchange. */
@@ -38,6 +39,7 @@ typedef struct block_record {
     uint64_t serial;
     uint64_t earlier;                     /* rendezvous of this group so far: the same on all */
     uint64_t above;                       /* an index above all that were ever in use here */
+    uint64_t shares;                      /* 1: gives the others a key to its block */
     uint64_t unused[UNUSED_INDICES / 64]; /* a bit for each index that no handle of this rank has */
     char backend[16];
     int32_t status; /* of exporting the block */
@@ -51,6 +53,13 @@ typedef struct step_record {
     char message[256];
     unsigned char ticket[TU_BACKEND_TICKET_BYTES];
 } step_record;
+
+/* What a member tells where there are keys. */
+typedef struct key_record {
+    int32_t status;
+    char message[256];
+    tu_network_key key;
+} key_record;
 
 /* What a member of a pool's block tells first. */
 typedef struct pool_record {
@@ -71,6 +80,7 @@ typedef struct meeting {
     block_record *blocks;
     step_record *steps;
     pool_record *serials;
+    key_record *keys;
     tu_backend_ticket *tickets;
     tu_mapping **mappings;
     tu_mapping **part; /* of the members on this host, in a group across hosts; and a byte for each behind them */
@@ -220,11 +230,13 @@ static tutti_status exchange(const meeting *meeting, const char *purpose, const 
 /* ---- across hosts ---- */
 
 /* The network, before anybody can need it; a failure is told with the block. */
-static tutti_status join_network(const meeting *meeting) {
-    tu_network_group *side;
+static tutti_status join_network(const meeting *meeting, uint64_t *shares) {
+    tu_network_group *side = NULL;
     bool needed = !meeting->group->local && !meeting->group->world->fake &&
                   tu_memory_can(meeting->memory, TU_ABILITY_PASSES_PIECES);
-    return needed ? tu_network_group_get(meeting->group, &side) : TUTTI_OK;
+    tutti_status status = needed ? tu_network_group_get(meeting->group, &side) : TUTTI_OK;
+    *shares = status == TUTTI_OK && side != NULL && tu_network_shares(side);
+    return status;
 }
 
 /* Connects to the members on other hosts, which have all joined the network. */
@@ -238,6 +250,56 @@ static tutti_status reach_others(const meeting *meeting) {
         if (group->job_ranks[member] < 0)
             status = tu_network_reach(side, &wait, member);
     return status == TUTTI_OK ? TUTTI_OK : tu_group_wait_error(&wait, status);
+}
+
+/* This rank's key, where it has one; and the others', where it may use them. */
+static tutti_status make_key(const meeting *meeting, tu_network_key *key) {
+    tu_backend_peers *peers = &meeting->peers->backend;
+    tu_network_group *side;
+    tutti_status status = tu_network_group_get(meeting->group, &side);
+    return status != TUTTI_OK
+               ? status
+               : tu_network_share_make(side, peers->blocks->addresses[peers->rank], peers->bytes, key, &peers->share);
+}
+
+static tutti_status take_keys(const meeting *meeting) {
+    tutti_status status = TUTTI_OK;
+    tu_network_share *share = meeting->peers->backend.share;
+    for (int member = 0; share != NULL && member < meeting->group->size && status == TUTTI_OK; member++)
+        status = tu_network_share_meet(share, member, &meeting->keys[member].key);
+    return status;
+}
+
+/* What all members have told of their blocks says whether anybody has a key. On one host nobody has. */
+static bool has_keys(const meeting *meeting) {
+    bool any = false, across = !meeting->group->local && !meeting->group->world->fake;
+    for (int member = 0; across && member < meeting->group->size; member++)
+        any = any || meeting->blocks[member].shares != 0;
+    return any;
+}
+
+/* Keys, where anybody has one. They are taken where all members can do so: a member that failed before may have no
+ * connection to answer by, so after an agreed failure none is asked back. */
+static tutti_status meet_keys(meeting *meeting, tutti_status *own) {
+    key_record record = { 0 };
+    if (!has_keys(meeting))
+        return TUTTI_OK;
+    tu_network_key_none(&record.key);
+    if (*own == TUTTI_OK && meeting->blocks[meeting->group->rank].shares != 0)
+        *own = make_key(meeting, &record.key);
+    note_status(&record.status, record.message, *own);
+    tutti_status status = tu_group_exchange(meeting->group, &meeting->info, "rendezvous: keys", &record, sizeof record,
+                                            NULL, meeting->deadline, meeting->keys, NULL);
+    if (status == TUTTI_OK)
+        status = agree(meeting, "share its block", meeting->keys, sizeof *meeting->keys, offsetof(key_record, message),
+                       *own);
+    if (status == TUTTI_OK) {
+        *own = take_keys(meeting);
+    } else if (meeting->agreed) {
+        tu_network_share_drop(meeting->peers->backend.share);
+        meeting->peers->backend.share = NULL;
+    }
+    return status;
 }
 
 static void drop_tickets(const meeting *meeting) {
@@ -382,7 +444,7 @@ static tutti_status meet_blocks(meeting *meeting, tutti_status *own) {
     tu_backend_ticket ticket = { .fd = -1 };
     tutti_status arrival = TUTTI_OK;
     describe_block(meeting, &record);
-    *own = join_network(meeting);
+    *own = join_network(meeting, &record.shares);
     if (*own == TUTTI_OK)
         *own = memory->backend->memory->export_block(memory->backend_state, &memory->block, &ticket);
     note_status(&record.status, record.message, *own);
@@ -482,6 +544,8 @@ static tutti_status meet_all(meeting *meeting) {
     status = meet_blocks(meeting, &own);
     if (status == TUTTI_OK)
         status = meet_areas(meeting, &own);
+    if (status == TUTTI_OK)
+        status = meet_keys(meeting, &own);
     if (status == TUTTI_OK)
         status = meet_ready(meeting, own);
     meeting->peers->backend.met = status == TUTTI_OK;
@@ -633,12 +697,13 @@ static tutti_status make_room(meeting *meeting) {
     meeting->blocks = calloc(size, sizeof *meeting->blocks);
     meeting->steps = calloc(size, sizeof *meeting->steps);
     meeting->serials = calloc(size, sizeof *meeting->serials);
+    meeting->keys = calloc(meeting->group->local ? 1 : size, sizeof *meeting->keys);
     meeting->tickets = calloc(size, sizeof *meeting->tickets);
     meeting->mappings = calloc(size, sizeof *meeting->mappings);
     meeting->part = calloc(size, sizeof *meeting->part + 1);
     meeting->descriptors = calloc(size, sizeof *meeting->descriptors);
-    if (meeting->blocks == NULL || meeting->steps == NULL || meeting->serials == NULL || meeting->tickets == NULL ||
-        meeting->mappings == NULL || meeting->part == NULL || meeting->descriptors == NULL)
+    if (meeting->blocks == NULL || meeting->steps == NULL || meeting->serials == NULL || meeting->keys == NULL ||
+        meeting->tickets == NULL || meeting->mappings == NULL || meeting->part == NULL || meeting->descriptors == NULL)
         return tu_error_memory("a rendezvous",
                                size * (sizeof *meeting->blocks + sizeof *meeting->steps + sizeof *meeting->tickets));
     return TUTTI_OK;
@@ -648,6 +713,7 @@ static void free_room(meeting *meeting) {
     free(meeting->blocks);
     free(meeting->steps);
     free(meeting->serials);
+    free(meeting->keys);
     free(meeting->tickets);
     free(meeting->mappings);
     free(meeting->part);

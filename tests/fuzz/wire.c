@@ -197,7 +197,7 @@ static void act(target *of, unsigned what, unsigned detail) {
         return;
     case 5:
         (void)tu_network_put(of->side, member, 3, detail, of->buffers[RECEIPTS + 1], length);
-        (void)tu_network_fenced(of->side, -1);
+        (void)tu_network_fenced(of->side, -1, &(uint64_t){ 0 });
         return;
     case 6:
         if (!of->asked)

@@ -144,6 +144,8 @@ void tu_shm_detach(tu_backend_peers *peers) {
     mailbox_local *local = peers->local;
     if (local->network != NULL)
         tu_network_window_close(&local->window);
+    tu_network_share_end(peers->share);
+    peers->share = NULL;
     free(local->copies);
     free(local);
     peers->local = NULL;
@@ -230,6 +232,8 @@ typedef struct slow_wait {
     size_t bytes;
     tu_network_fetch *gets; /* of a get: those under way */
     int get_count;
+    tu_network_transfer *transfer; /* of a put or get by key */
+    uint64_t mark;                 /* of a wait for what was put before: see tu_network_fenced */
 } slow_wait;
 
 /* ---- waiting while others are on other hosts: whoever waits drives the network ---- */
@@ -403,14 +407,14 @@ static bool try_quickly(const tu_backend_peers *peers, bool (*ready)(void *), sl
 /* ---- order: what was put to other hosts has arrived ---- */
 
 static bool is_fenced(void *argument) {
-    const slow_wait *state = argument;
+    slow_wait *state = argument;
     const mailbox_local *local = state->peers->local;
-    return local->network == NULL || tu_network_fenced(local->network, state->other);
+    return local->network == NULL || tu_network_fenced(local->network, state->other, &state->mark);
 }
 
 static bool missing_answer(void *argument, int member) {
     const slow_wait *state = argument;
-    return member != state->other && tu_network_unfenced(network_of(state), member);
+    return tu_network_unfenced(network_of(state), member, member == state->other);
 }
 
 /* Before this rank says or takes anything that others may rely on: what it put to members other than `but` is there. */
@@ -479,6 +483,63 @@ tutti_status tu_shm_test_signal(const tu_backend_peers *peers, int from, int cha
 
 #define GETS_AHEAD 8 /* parts of a get that are under way at once */
 
+/* ---- by key, where the fabric has remote memory access ---- */
+
+static bool has_moved(void *argument) {
+    const slow_wait *state = argument;
+    return atomic_load_explicit(&state->transfer->over, memory_order_acquire); /* pairs with the network's release */
+}
+
+static bool is_written(void *argument) {
+    slow_wait *state = argument;
+    return tu_network_written(state->peers->share, state->other, &state->mark);
+}
+
+/* Waits for bytes that move. Those that do not, because the connection broke, are waited for until somebody says why.
+ */
+static tutti_status wait_for_transfer(slow_wait *state, tu_operation operation, const tu_backend_call *call) {
+    tutti_status status = TUTTI_OK;
+    if (!try_quickly(state->peers, has_moved, state))
+        status = wait_slowly(state, operation, call, has_moved, NULL, missing_other);
+    if (status != TUTTI_OK)
+        tu_network_transfer_end(state->transfer);
+    else if (atomic_load_explicit(&state->transfer->failed, memory_order_relaxed) &&
+             !atomic_load_explicit(&state->transfer->refused, memory_order_relaxed))
+        status = wait_slowly(state, operation, call, never, NULL, missing_other);
+    return status;
+}
+
+/* To a block that its owner has released it moves nothing, as a message would. */
+static tutti_status put_by_key(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
+                               const tu_backend_call *call) {
+    tu_network_transfer transfer;
+    slow_wait state = { .peers = peers, .other = to, .channel = -1, .transfer = &transfer };
+    tu_network_put_by_key(peers->share, to, offset, from, bytes, &transfer);
+    return wait_for_transfer(&state, TU_OPERATION_PEERS_PUT, call);
+}
+
+static tutti_status released(const tu_backend_peers *peers, int owner) {
+    return tu_error(TUTTI_ERROR_STATE, "get: rank %d of group %s has released the block", owner, peers->group->name);
+}
+
+/* A get sees what this rank put before. */
+static tutti_status get_by_key(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,
+                               const tu_backend_call *call) {
+    tu_network_transfer transfer;
+    slow_wait state = { .peers = peers, .other = from, .channel = -1, .transfer = &transfer };
+    tutti_status status = TUTTI_OK;
+    if (!try_quickly(peers, is_written, &state))
+        status = wait_slowly(&state, TU_OPERATION_PEERS_GET, call, is_written, NULL, missing_other);
+    if (status != TUTTI_OK)
+        return status;
+    tu_network_get_by_key(peers->share, from, offset, to, bytes, &transfer);
+    status = wait_for_transfer(&state, TU_OPERATION_PEERS_GET, call);
+    return status == TUTTI_OK && atomic_load_explicit(&transfer.refused, memory_order_relaxed) ? released(peers, from)
+                                                                                               : status;
+}
+
+/* ---- by messages ---- */
+
 /* Sends what there is room for. */
 static bool put_on(void *argument) {
     slow_wait *state = argument;
@@ -497,6 +558,8 @@ static bool put_on(void *argument) {
 tutti_status tu_shm_put_far(const tu_backend_peers *peers, int to, size_t offset, const void *from, size_t bytes,
                             const tu_backend_call *call) {
     slow_wait state = { .peers = peers, .other = to, .channel = -1, .from = from, .offset = offset, .bytes = bytes };
+    if (tu_network_reaches(peers->share, to))
+        return put_by_key(peers, to, offset, from, bytes, call);
     if (try_quickly(peers, put_on, &state))
         return TUTTI_OK;
     return wait_slowly(&state, TU_OPERATION_PEERS_PUT, call, put_on, NULL, missing_other);
@@ -552,16 +615,15 @@ static tutti_status get_parts(slow_wait *state, char *to, size_t bytes, const tu
         tu_network_forget(local->network, &gets[i]);
         refused = refused || atomic_load_explicit(&gets[i].refused, memory_order_relaxed);
     }
-    if (status == TUTTI_OK && refused)
-        status = tu_error(TUTTI_ERROR_STATE, "get: rank %d of group %s has released the block", state->other,
-                          state->peers->group->name);
-    return status;
+    return status == TUTTI_OK && refused ? released(state->peers, state->other) : status;
 }
 
 tutti_status tu_shm_get_far(const tu_backend_peers *peers, int from, size_t offset, void *to, size_t bytes,
                             const tu_backend_call *call) {
     slow_wait state = { .peers = peers, .other = from, .channel = -1, .offset = offset };
     tutti_status status = TUTTI_OK;
+    if (tu_network_reaches(peers->share, from))
+        return get_by_key(peers, from, offset, to, bytes, call);
     for (size_t done = 0; done < bytes && status == TUTTI_OK;)
         status = get_parts(&state, to, bytes, call, &done);
     return status;

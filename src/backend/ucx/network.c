@@ -4,7 +4,8 @@
  *
  * Messages go eagerly and in one piece, never by UCX's rendezvous: its TCP transport would let a peer write to
  * addresses that it names itself. So every byte that arrives is put in its place by libtutti, which looks at bounds.
- * Endpoints are in error mode PEER, so that a dead process or a broken connection is told.
+ * Endpoints are in error mode PEER, so that a dead process or a broken connection is told. Remote memory access is
+ * beside that, in direct.c.
  */
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -13,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "ucx.h"
+#include "inner.h"
 
 #define MESSAGE 7              /* the number of the active message */
 #define SEGMENT "1152k"        /* of UCX's TCP transport: a message with its header fits */
@@ -25,41 +26,6 @@
 #define PACKED ((size_t)8 << 10)
 #define PACKED_TEXT "8k"
 #define DISCONNECT_TIME 1000000000 /* nanoseconds, at most, for UCX to end the sends of a connection that is cut */
-
-typedef struct network network;
-
-typedef struct endpoint {
-    network *network;
-    int peer;
-    ucp_ep_h handle; /* NULL: not connected, or no more */
-    bool broken;     /* told, and to be closed outside of the callback */
-} endpoint;
-
-/* A send that is under way; the header must outlive it. */
-typedef struct sending {
-    network *network;
-    int peer;
-    void *token;                  /* NULL: told as not good already */
-    struct sending *next, **link; /* in the list of those under way, or of spare ones */
-    ucp_dt_iov_t pieces[2];       /* header and data, where they are packed */
-    unsigned char header[TU_NETWORK_HEADER_BYTES];
-} sending;
-
-struct network {
-    const tu_backend_host *host;
-    const tu_ucx_library *ucx;
-    tutti_world *world;
-    const tu_network_events *events;
-    void *owner;
-    ucp_context_h context;
-    ucp_worker_h worker;
-    ucp_address_t *address;
-    size_t address_bytes, most;
-    int descriptor, peer_count;
-    bool any_broken;
-    endpoint **endpoints; /* by peer; NULL until it is used */
-    sending *spare, *under_way;
-};
 
 /* ---- what UCX tells ---- */
 
@@ -111,18 +77,46 @@ static void take_out(sending *sending) {
 }
 
 static void tell_sent(sending *sending, bool good) {
+    const tu_network_events *events = sending->network->events;
     void *token = sending->token;
     sending->token = NULL;
     if (token != NULL)
-        sending->network->events->sent(sending->network->owner, token, good);
+        (sending->direct ? events->moved : events->sent)(sending->network->owner, token, good);
 }
 
-static void sent(void *request, ucs_status_t status, void *argument) {
+void tu_ucx_sent(void *request, ucs_status_t status, void *argument) {
     sending *sending = argument;
     tell_sent(sending, status == UCS_OK);
     take_out(sending);
     spare(sending);
     sending->network->ucx->ucp_request_free(request);
+}
+
+const char *tu_ucx_begin(network *network, int peer, void *token, bool direct, sending **begun) {
+    const endpoint *endpoint = network->endpoints[peer];
+    sending *one = network->spare;
+    if (endpoint == NULL || endpoint->handle == NULL)
+        return "it was closed after an error";
+    if (one != NULL)
+        network->spare = one->next;
+    else if ((one = malloc(sizeof *one)) == NULL)
+        return "there was no memory for a message to it";
+    one->network = network;
+    one->peer = peer;
+    one->token = token;
+    one->direct = direct;
+    *begun = one;
+    return NULL;
+}
+
+const char *tu_ucx_begun(sending *one, void *request, bool *finished) {
+    network *network = one->network;
+    *finished = !UCS_PTR_IS_PTR(request);
+    if (*finished)
+        spare(one);
+    else
+        insert(network, one);
+    return UCS_PTR_IS_ERR(request) ? network->ucx->ucs_status_string(UCS_PTR_STATUS(request)) : NULL;
 }
 
 /* ---- opening ---- */
@@ -179,18 +173,26 @@ static tutti_status configure(network *network, const char *address, ucp_config_
     return TUTTI_OK;
 }
 
+static ucs_status_t make_context(network *network, const ucp_config_t *config) {
+    ucp_params_t parameters = {
+        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
+        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | tu_ucx_direct_features(network),
+        .estimated_num_eps = (size_t)network->peer_count,
+    };
+    return network->ucx->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &parameters, config, &network->context);
+}
+
 static tutti_status open_context(network *network, const char *address) {
     ucp_config_t *config;
     tutti_status failure = configure(network, address, &config);
     if (failure != TUTTI_OK)
         return failure;
-    ucp_params_t parameters = {
-        .field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS,
-        .features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
-        .estimated_num_eps = (size_t)network->peer_count,
-    };
-    ucs_status_t status =
-        network->ucx->ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &parameters, config, &network->context);
+    ucs_status_t status = make_context(network, config);
+    if (status == UCS_OK && tu_ucx_direct_look(network)) {
+        network->ucx->ucp_cleanup(network->context);
+        network->context = NULL;
+        status = make_context(network, config);
+    }
     network->ucx->ucp_config_release(config);
     return status == UCS_OK
                ? TUTTI_OK
@@ -279,7 +281,9 @@ static tutti_status network_open(const tu_backend_host *host, tutti_world *world
         free(made);
         return host->error(TUTTI_ERROR_MEMORY, "out of memory for the connections to %d ranks", peer_count);
     }
-    status = open_context(made, address);
+    status = tu_ucx_direct_choose(made);
+    if (status == TUTTI_OK)
+        status = open_context(made, address);
     if (status == TUTTI_OK)
         status = open_worker(made);
     if (status != TUTTI_OK) {
@@ -315,6 +319,7 @@ static tutti_status network_connect(void *argument, int peer, const void *addres
                                     network->ucx->ucs_status_string(status));
     }
     network->endpoints[peer] = made;
+    tu_ucx_direct_connected(made);
     return TUTTI_OK;
 }
 
@@ -370,23 +375,17 @@ static void close_broken(network *network) {
 static const char *network_send(void *argument, int peer, const void *header, size_t header_bytes, const void *data,
                                 size_t bytes, void *token, bool *finished) {
     network *network = argument;
-    endpoint *endpoint = network->endpoints[peer];
+    sending *one;
     *finished = true;
-    if (endpoint == NULL || endpoint->handle == NULL)
-        return "it was closed after an error";
-    sending *one = network->spare;
-    if (one != NULL)
-        network->spare = one->next;
-    else if ((one = malloc(sizeof *one)) == NULL)
-        return "there was no memory for a message to it";
-    one->network = network;
-    one->peer = peer;
-    one->token = token;
+    const char *why = tu_ucx_begin(network, peer, token, false, &one);
+    if (why != NULL)
+        return why;
+    ucp_ep_h handle = network->endpoints[peer]->handle;
     memcpy(one->header, header, header_bytes);
     ucp_request_param_t parameters = {
         .op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS,
         .flags = UCP_AM_SEND_FLAG_EAGER,
-        .cb.send = sent,
+        .cb.send = tu_ucx_sent,
         .user_data = one,
     };
     void *request;
@@ -395,18 +394,11 @@ static const char *network_send(void *argument, int peer, const void *header, si
         one->pieces[1] = (ucp_dt_iov_t){ .buffer = (void *)(uintptr_t)data, .length = bytes };
         parameters.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
         parameters.datatype = UCP_DATATYPE_IOV;
-        request = network->ucx->ucp_am_send_nbx(endpoint->handle, MESSAGE, NULL, 0, one->pieces, bytes > 0 ? 2 : 1,
-                                                &parameters);
+        request = network->ucx->ucp_am_send_nbx(handle, MESSAGE, NULL, 0, one->pieces, bytes > 0 ? 2 : 1, &parameters);
     } else {
-        request = network->ucx->ucp_am_send_nbx(endpoint->handle, MESSAGE, one->header, header_bytes, data, bytes,
-                                                &parameters);
+        request = network->ucx->ucp_am_send_nbx(handle, MESSAGE, one->header, header_bytes, data, bytes, &parameters);
     }
-    *finished = !UCS_PTR_IS_PTR(request);
-    if (*finished)
-        spare(one);
-    else
-        insert(network, one);
-    return UCS_PTR_IS_ERR(request) ? network->ucx->ucs_status_string(UCS_PTR_STATUS(request)) : NULL;
+    return tu_ucx_begun(one, request, finished);
 }
 
 static bool network_progress(void *argument) {
@@ -482,6 +474,14 @@ static const tu_network_part network_part = {
     .progress = network_progress,
     .arm = network_arm,
     .give_back = network_give_back,
+    .direct = tu_ucx_direct,
+    .share = tu_ucx_share,
+    .unshare = tu_ucx_unshare,
+    .take_key = tu_ucx_take_key,
+    .drop_key = tu_ucx_drop_key,
+    .write = tu_ucx_write,
+    .read = tu_ucx_read,
+    .flush = tu_ucx_flush,
 };
 
 /* ---- the table ---- */
