@@ -107,8 +107,9 @@ int agent_open(const agent_options *options, agent **made) {
     if (this->peers == NULL || this->ranks == NULL || this->hosts == NULL || this->wake < 0 || this->events < 0)
         return tool_fail("run: no memory or no descriptors for the launchers of %d hosts", options->nodes);
     if (options->secret.bytes > 0 && !tu_auth_available())
-        return tool_fail("run: this build of Tutti has no libsodium, so that launchers cannot prove a secret; on a "
-                         "network that you trust TUTTI_TRUST_NETWORK=1 does without");
+        return tool_fail("run: this build of Tutti has no libsodium, so that launchers cannot prove a secret; install "
+                         "libsodium-dev and pkg-config and build it again (the Python package: pip install "
+                         "--force-reinstall .), or on a network that you trust set TUTTI_TRUST_NETWORK=1");
     int result = agent_deputies_open(this);
     if (result != 0 || !options->hub)
         return result;

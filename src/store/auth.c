@@ -77,7 +77,8 @@ tutti_status tu_auth_proof(const tu_secret *secret, tu_auth_role role, const uin
                            const uint8_t server_nonce[TU_AUTH_BYTES], uint8_t proof[TU_AUTH_BYTES]) {
     (void)secret, (void)role, (void)client_nonce, (void)server_nonce, (void)proof;
     return tu_error(TUTTI_ERROR_UNSUPPORTED, "this build of Tutti has no libsodium, so it cannot prove a secret; "
-                                             "use a Unix socket on one host, or build with libsodium");
+                                             "use a Unix socket on one host, or build again with libsodium-dev and "
+                                             "pkg-config installed");
 }
 
 bool tu_auth_equal(const uint8_t left[TU_AUTH_BYTES], const uint8_t right[TU_AUTH_BYTES]) {

@@ -179,8 +179,8 @@ static tutti_status check_secret(const tu_tcp_store *tcp) {
     if (tcp->secret.bytes > 0 && !tu_auth_available() && !tu_address_is_unix(&tcp->address))
         return tu_error(TUTTI_ERROR_UNSUPPORTED,
                         "this build of Tutti has no libsodium, so a store over TCP cannot prove a secret; use "
-                        "a Unix socket on one host, build with libsodium, or leave the secret out and say "
-                        "that the network is trusted (trust_network, TUTTI_TRUST_NETWORK=1)");
+                        "a Unix socket on one host, build again with libsodium-dev and pkg-config installed, or leave "
+                        "the secret out and say that the network is trusted (trust_network, TUTTI_TRUST_NETWORK=1)");
     return TUTTI_OK;
 }
 
