@@ -30,6 +30,7 @@ typedef struct machine {
     uint64_t stride, inbox, packets, sent, taken, message_stage, stage, scratch, epochs, packet_epochs, counters, table;
     unsigned char *areas; /* of signals */
     uint64_t area_stride;
+    uint64_t timeout_ns;
     tu_cuda_words words[MOST];
     tu_cuda_report reports[MOST];
 } machine;
@@ -44,6 +45,7 @@ static void machine_begin(machine *machine, int size) {
     uint64_t end = 0, members = (uint64_t)size;
     memset(machine, 0, sizeof *machine);
     machine->size = size;
+    machine->timeout_ns = UINT64_C(3600000000000);
     machine->inbox = place(&end, 8 * members * sizeof(tu_cuda_inbox));
     machine->packets = place(&end, 2 * TU_CUDA_PACKET_STEPS * members * ROOM * sizeof(tu_cuda_packet));
     machine->sent = place(&end, TU_CUDA_MESSAGE_BLOCKS * members * sizeof(tu_cuda_message));
@@ -51,8 +53,8 @@ static void machine_begin(machine *machine, int size) {
     machine->message_stage = place(&end, members * SHARE);
     machine->stage = place(&end, STAGE);
     machine->scratch = place(&end, STAGE);
-    machine->epochs = place(&end, 8 * sizeof(uint32_t));
-    machine->packet_epochs = place(&end, TU_CUDA_PACKET_BLOCKS * sizeof(uint32_t));
+    machine->epochs = place(&end, TU_CUDA_BLOCKS * sizeof(tu_cuda_epoch));
+    machine->packet_epochs = place(&end, TU_CUDA_PACKET_BLOCKS * sizeof(tu_cuda_epoch));
     machine->counters = place(&end, 2 * TU_CUDA_MESSAGE_BLOCKS * members * sizeof(uint32_t));
     machine->table = place(&end, 2 * sizeof(tu_cuda_mapping));
     machine->stride = (end + 4095) & ~UINT64_C(4095);
@@ -107,7 +109,7 @@ static tu_cuda_meeting meeting(rank *rank, uint32_t signature) {
                               .packet_room = ROOM,
                               .group = words_of(rank),
                               .table = own(rank) + machine->table,
-                              .timeout_ns = UINT64_C(3600000000000),
+                              .timeout_ns = machine->timeout_ns,
                               .sequence = ++rank->sequence,
                               .signature = signature,
                               .rank = rank->rank,
@@ -485,4 +487,82 @@ TEST_LIMIT(nobody_leaves_a_barrier_of_a_block_before_all_have_come, 600) {
     on_ranks(4, meet_by_additions);
     memset(there, 0, sizeof there);
     on_ranks(4, meet_by_words);
+}
+
+/* ---- behind a fault ---- */
+
+/* The last rank waits in vain in one operation, by packets or by meeting, until its time is over. Its next kernels are
+ * in its stream already: whatever they are, nobody else's memory, nor what others read of its own, is another behind
+ * them.
+ */
+static void begin_behind_a_fault(rank *rank, bool packets) {
+    machine *machine = rank->machine;
+    uint64_t bytes = machine->stride * (uint64_t)machine->size, areas = machine->area_stride * (uint64_t)machine->size;
+    uint64_t shared = machine->epochs; /* what comes behind it in a control block is its owner's alone */
+    float in[300], out[300];
+    if (rank->rank != machine->size - 1)
+        return;
+    unsigned char *before = malloc(bytes), *areas_before = malloc(areas), *blocks_before = malloc(BLOCK * 3);
+    fill(in, TUTTI_F32, 300, 1, 1);
+    memset(out, 0, sizeof out);
+    memset(machine->blocks, 7, BLOCK * (uint64_t)machine->size);
+    machine->timeout_ns = 1000000;
+    if (packets)
+        by_packets(rank, EMULATED_PACKETS_F32, TUTTI_SUM, in, out, 200, 1, 2);
+    else
+        by_meeting(rank, in, out, 200, TU_CUDA_ONE_SHOT, 2);
+    CHECK_EQ(machine->reports[rank->rank].fault.code, TU_CUDA_FAULT_TIMEOUT);
+    uint64_t sequence = machine->reports[rank->rank].fault.sequence;
+    memcpy(before, machine->control, bytes);
+    memcpy(areas_before, machine->areas, areas);
+    memcpy(blocks_before, machine->blocks, BLOCK * 3);
+    for (int steps = 1; steps <= 2; steps++)
+        by_packets(rank, EMULATED_PACKETS_F32, TUTTI_SUM, in, out, 200, steps, 2);
+    by_meeting(rank, in, out, 200, TU_CUDA_ONE_SHOT, 2);
+    by_meeting(rank, in, out, 300, TU_CUDA_TWO_SHOT, 2);
+    tu_cuda_move_args move = { .meeting = meeting(rank, 1),
+                               .in = (uint64_t)(uintptr_t)in,
+                               .out = (uint64_t)(uintptr_t)out,
+                               .stage = own(rank) + machine->stage,
+                               .stage_code = TU_CUDA_CODE(0, machine->stage),
+                               .stage_bytes = 16 * (uint64_t)machine->size * 64,
+                               .longest = 64 };
+    for (int i = 0; i < machine->size; i++)
+        move.parts[i] = (tu_cuda_move_part){ 0, 64, (uint64_t)i * 64, 64 };
+    launch(rank, EMULATED_MOVE, 2, THREADS, &move);
+    tu_cuda_gather_args gather = { .meeting = meeting(rank, 2),
+                                   .in = (uint64_t)(uintptr_t)in,
+                                   .bytes = 256,
+                                   .target = TU_CUDA_CODE(1, 128),
+                                   .target_base = (uint64_t)(uintptr_t)machine->blocks + 128,
+                                   .target_stride = BLOCK };
+    launch(rank, EMULATED_MULTIMEM_GATHER, 2, THREADS, &gather);
+    message(rank, in, 100, 0, true, 0, 0);
+    message(rank, out, 100, 0, false, 0, 0);
+    barrier(rank, EMULATED_SIGNAL, 1);
+    barrier(rank, EMULATED_MULTIMEM_BARRIER, 1);
+    for (int i = 0; i < machine->size; i++)
+        CHECK(memcmp(machine->control + machine->stride * (uint64_t)i, before + machine->stride * (uint64_t)i,
+                     shared) == 0);
+    CHECK(memcmp(machine->areas, areas_before, areas) == 0);
+    CHECK(memcmp(machine->blocks, blocks_before, BLOCK * 3) == 0);
+    for (int i = 0; i < 300; i++)
+        CHECK(out[i] == 0);
+    CHECK_EQ(machine->reports[rank->rank].fault.sequence, sequence); /* the first fault is the one that is told */
+    free(before);
+    free(areas_before);
+    free(blocks_before);
+}
+
+static void begin_behind_packets(rank *rank) {
+    begin_behind_a_fault(rank, true);
+}
+
+static void begin_behind_a_meeting(rank *rank) {
+    begin_behind_a_fault(rank, false);
+}
+
+TEST_LIMIT(kernels_behind_a_fault_tell_nobody_anything, 600) {
+    on_ranks(3, begin_behind_packets);
+    on_ranks(3, begin_behind_a_meeting);
 }

@@ -156,8 +156,8 @@ static tu_cuda_layout lay_out(int size) {
     layout.scratch = place(&end, TU_CUDA_STAGE / members / 16 * 16 + 4096);
     layout.message_stage = place(&end, members * layout.message_share);
     layout.table = place(&end, TU_CUDA_TABLE * sizeof(tu_cuda_mapping));
-    layout.epochs = place(&end, TU_CUDA_BLOCKS * sizeof(uint32_t));
-    layout.packet_epochs = place(&end, TU_CUDA_PACKET_BLOCKS * sizeof(uint32_t));
+    layout.epochs = place(&end, TU_CUDA_BLOCKS * sizeof(tu_cuda_epoch));
+    layout.packet_epochs = place(&end, TU_CUDA_PACKET_BLOCKS * sizeof(tu_cuda_epoch));
     layout.counters = place(&end, 2 * TU_CUDA_MESSAGE_BLOCKS * members * sizeof(uint32_t));
     layout.vdev = place(&end, TU_CUDA_SLOTS * 2 * sizeof(int64_t));
     layout.lists = place(&end, TU_CUDA_RANKS * sizeof(tu_cuda_move_part));

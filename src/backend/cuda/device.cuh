@@ -141,20 +141,26 @@ static __device__ __forceinline__ uint8_t *resolve(const tu_cuda_meeting &meetin
 
 /* A thread block's place in its sequence of barriers, kept in device memory between kernels. */
 struct meeting_epoch {
-    uint32_t *word;
+    tu_cuda_epoch *word;
     uint32_t value;
+    bool whole; /* the thread block has left no operation on the way; all its threads say the same */
 
-    __device__ explicit meeting_epoch(const tu_cuda_meeting &meeting) : word((uint32_t *)meeting.epochs + blockIdx.x) {
+    __device__ explicit meeting_epoch(const tu_cuda_meeting &meeting)
+        : word((tu_cuda_epoch *)meeting.epochs + blockIdx.x) {
         await_order(meeting.group, meeting.timeout_ns);
-        value = load_relaxed32(word);
+        uint64_t found = load_relaxed64_gpu((const uint64_t *)word);
+        value = (uint32_t)found;
+        whole = found >> 32 == 0;
     }
     /* Ends the thread block's part of the operation. */
     __device__ void keep(const tu_cuda_meeting &meeting) {
         __syncthreads();
-        if (threadIdx.x == 0) {
-            *word = value;
-            count_end(meeting.group);
-        }
+        if (threadIdx.x != 0)
+            return;
+        word->value = value;
+        if (!whole)
+            word->left = ((tu_cuda_epoch *)meeting.packet_epochs + blockIdx.x)->left = 1;
+        count_end(meeting.group);
     }
 };
 
@@ -223,8 +229,8 @@ static __device__ __forceinline__ int await_peer(const tu_cuda_meeting &meeting,
  * met; 2: met, and all have the same plan as this rank. */
 static __device__ int meet_first(const tu_cuda_meeting &meeting, meeting_epoch &epoch) {
     epoch.value++;
-    int good = 1, same = 1;
-    if ((int)threadIdx.x < meeting.size) {
+    int good = epoch.whole, same = 1;
+    if (good && (int)threadIdx.x < meeting.size) {
         uint64_t plan;
         store_relaxed128(&inbox_of(meeting, threadIdx.x, meeting.rank)->flag,
                          (uint64_t)epoch.value << 32 | meeting.signature, meeting.plan);
@@ -235,7 +241,10 @@ static __device__ int meet_first(const tu_cuda_meeting &meeting, meeting_epoch &
      * place that one of this operation would need. */
     same = __syncthreads_and(good & same);
     let_next_kernel_come();
-    return same ? 2 : __syncthreads_and(good);
+    if (same)
+        return 2;
+    epoch.whole = __syncthreads_and(good) != 0;
+    return epoch.whole;
 }
 
 /* The first half of a meeting, by all threads of the block after a barrier of theirs: what they stored and loaded
@@ -244,7 +253,7 @@ static __device__ int meet_first(const tu_cuda_meeting &meeting, meeting_epoch &
 template <class Publish>
 static __device__ void arrive(const tu_cuda_meeting &meeting, meeting_epoch &epoch, Publish publish) {
     epoch.value++;
-    if ((int)threadIdx.x >= meeting.size)
+    if (!epoch.whole || (int)threadIdx.x >= meeting.size)
         return;
     tu_cuda_inbox *theirs = inbox_of(meeting, threadIdx.x, meeting.rank);
     uint64_t flag = (uint64_t)epoch.value << 32 | meeting.signature;
@@ -256,12 +265,13 @@ static __device__ void arrive(const tu_cuda_meeting &meeting, meeting_epoch &epo
 }
 
 /* The second half. False: a fault; leave the kernel. */
-static __device__ bool await_all(const tu_cuda_meeting &meeting, const meeting_epoch &epoch) {
-    int good = 1;
+static __device__ bool await_all(const tu_cuda_meeting &meeting, meeting_epoch &epoch) {
+    int good = epoch.whole;
     uint64_t plan;
-    if ((int)threadIdx.x < meeting.size)
+    if (good && (int)threadIdx.x < meeting.size)
         good = await_peer(meeting, epoch.value, threadIdx.x, &plan);
-    return __syncthreads_and(good) != 0;
+    epoch.whole = __syncthreads_and(good) != 0;
+    return epoch.whole;
 }
 
 template <class Publish>

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * A group on a device: what went wrong there, and how both sides hear of it. Kernels that find a fault tell the host
- * through pinned memory; the host, when the group ended for another reason, tells the kernels. A fault is sticky: later
- * kernels of the group leave at once. A signal that ran out of time is no fault: it is told once and ends nothing.
+ * through pinned memory; the host, when the group ended for another reason, tells the kernels. A fault is sticky: no
+ * kernel of the group waits any more, and a thread block that left an operation so begins none (tu_cuda_epoch). A
+ * signal that ran out of time is no fault: it is told once and ends nothing.
  */
 #include <sched.h>
 #include <stdlib.h>

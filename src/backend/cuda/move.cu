@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid
             good = 0;
         }
     }
-    good = __syncthreads_and(good && met);
+    good = epoch.whole = __syncthreads_and(good && met) != 0;
     direct = __syncthreads_and(direct);
     if (good && direct) {
         pull(args, 0, UINT64_MAX, false);

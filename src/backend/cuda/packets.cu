@@ -185,7 +185,7 @@ static __device__ __forceinline__ bool reduce_packets(const tu_cuda_packet_args 
 
 /* ---- one step and two ---- */
 
-template <class Type> static __device__ void in_one_step(const tu_cuda_packet_args &args, const packet_call &call) {
+template <class Type> static __device__ bool in_one_step(const tu_cuda_packet_args &args, const packet_call &call) {
     const tu_cuda_meeting &meeting = args.meeting;
     for (uint64_t chunk = call.lane; chunk < call.chunks; chunk += call.lanes) {
         uint64_t mine = load_chunk<Type>(args, call, chunk);
@@ -197,10 +197,11 @@ template <class Type> static __device__ void in_one_step(const tu_cuda_packet_ar
     for (uint64_t chunk = call.lane; chunk < call.chunks; chunk += call.lanes) {
         uint64_t result;
         if (!reduce_packets<Type>(args, call, chunk, load_chunk<Type>(args, call, chunk), &result))
-            return;
+            return false;
         store_chunk<Type>(args, call, chunk, result);
         let_next_kernel_come(); /* the thread block of this number is on the device everywhere: it sent this chunk */
     }
+    return true;
 }
 
 /* The results of the other ranks' slices. */
@@ -227,7 +228,7 @@ static __device__ bool collect(const tu_cuda_packet_args &args, const packet_cal
 /* Sending is shared out by (peer, chunk): a thread that had a chunk of every peer would load them one after the other,
  * which takes half a microsecond each. In and out may be the same: a result can only come for a chunk that was loaded
  * and sent before. */
-template <class Type> static __device__ void in_two_steps(const tu_cuda_packet_args &args, const packet_call &call) {
+template <class Type> static __device__ bool in_two_steps(const tu_cuda_packet_args &args, const packet_call &call) {
     const tu_cuda_meeting &meeting = args.meeting;
     const uint64_t own = meeting.rank * call.slice;
     const uint32_t slice = (uint32_t)call.slice, packets = slice * (uint32_t)(meeting.size - 1);
@@ -241,7 +242,7 @@ template <class Type> static __device__ void in_two_steps(const tu_cuda_packet_a
     for (uint64_t index = call.lane; index < call.slice && own + index < call.chunks; index += call.lanes) {
         uint64_t result;
         if (!reduce_packets<Type>(args, call, index, load_chunk<Type>(args, call, own + index), &result))
-            return;
+            return false;
         for (int i = 1; i < meeting.size; i++) {
             int peer = meeting.rank + i < meeting.size ? meeting.rank + i : meeting.rank + i - meeting.size;
             send_packet(meeting, call, peer, 1, index, result);
@@ -250,16 +251,19 @@ template <class Type> static __device__ void in_two_steps(const tu_cuda_packet_a
     }
     for (uint64_t index = call.lane; index < call.slice; index += call.lanes)
         if (!collect<Type>(args, call, index))
-            return;
+            return false;
+    return true;
 }
 
 template <class Type> static __device__ void packets_body(const tu_cuda_packet_args &args) {
     constexpr uint64_t lanes = 8 / sizeof(typename Type::storage);
     const tu_cuda_meeting &meeting = args.meeting;
-    uint32_t *epochs = (uint32_t *)meeting.packet_epochs;
+    tu_cuda_epoch *epochs = (tu_cuda_epoch *)meeting.packet_epochs, *meetings = (tu_cuda_epoch *)meeting.epochs;
     await_order(meeting.group, meeting.timeout_ns);
     packet_call call;
-    call.epoch = load_relaxed32(epochs + blockIdx.x) + 1;
+    const uint64_t found = load_relaxed64_gpu((const uint64_t *)(epochs + blockIdx.x));
+    bool whole = found >> 32 == 0;
+    call.epoch = (uint32_t)found + 1;
     call.flag = (uint64_t)call.epoch << 32 | meeting.signature;
     call.chunks = (args.count + lanes - 1) / lanes;
     call.slice = (call.chunks + meeting.size - 1) / meeting.size;
@@ -267,16 +271,17 @@ template <class Type> static __device__ void packets_body(const tu_cuda_packet_a
     call.lanes = (uint64_t)gridDim.x * blockDim.x;
     call.aligned_in = (args.in & 7) == 0;
     call.aligned_out = (args.out & 7) == 0;
-    if (args.steps == 1)
-        in_one_step<Type>(args, call);
-    else
-        in_two_steps<Type>(args, call);
-    __syncthreads();        /* all have read the epoch, and are done */
-    let_next_kernel_come(); /* everything came, so everybody's thread blocks are on the device */
+    if (whole)
+        whole = args.steps == 1 ? in_one_step<Type>(args, call) : in_two_steps<Type>(args, call);
+    whole = __syncthreads_and(whole) != 0; /* all have read the epoch, and are done */
+    let_next_kernel_come();                /* everything came, so everybody's thread blocks are on the device */
     /* Each word is one block's to write, whatever the number of blocks, and only that block reads it before. */
     for (uint32_t block = blockIdx.x + threadIdx.x * gridDim.x; block < TU_CUDA_PACKET_BLOCKS;
-         block += blockDim.x * gridDim.x)
-        epochs[block] = call.epoch;
+         block += blockDim.x * gridDim.x) {
+        epochs[block].value = call.epoch;
+        if (!whole)
+            epochs[block].left = meetings[block].left = 1;
+    }
     if (meeting.group.place != 0) {
         __syncthreads();
         if (threadIdx.x == 0)

@@ -76,9 +76,16 @@ enum {
     TU_CUDA_FAULT_ORDER = 5  /* an earlier operation of the group, on another stream, did not end in time */
 };
 
+/* How far a thread block number has come, in meetings or in reductions by packets. */
+typedef struct tu_cuda_epoch {
+    uint32_t value;
+    uint32_t left; /* not 0: it left an operation on the way, by a fault, and begins none any more. What it told its
+                      peers next, they would take for the operation that it has left */
+} tu_cuda_epoch;
+
 /* Of a group on this rank's device; in device memory. */
 typedef struct tu_cuda_words {
-    uint32_t fault;   /* the code of the first fault; kernels that find it set leave at once */
+    uint32_t fault;   /* the code of the first fault; kernels that wait and find it set leave */
     uint32_t expired; /* signals that ran out of time: they end nothing */
     uint64_t ended;   /* thread blocks of eager kernels that have ended */
 } tu_cuda_words;
@@ -106,9 +113,9 @@ typedef struct tu_cuda_meeting {
     uint64_t control; /* of member 0; member r's at control + r * stride */
     uint64_t stride;
     uint64_t inbox_offset;  /* in the control block */
-    uint64_t epochs;        /* address of this rank's */
+    uint64_t epochs;        /* address of this rank's: tu_cuda_epoch[TU_CUDA_BLOCKS] */
     uint64_t packets;       /* in the control block: see tu_cuda_packet_args */
-    uint64_t packet_epochs; /* address of this rank's: uint32_t[TU_CUDA_PACKET_BLOCKS], all alike between kernels */
+    uint64_t packet_epochs; /* likewise [TU_CUDA_PACKET_BLOCKS], all values alike between kernels */
     uint64_t packet_room;   /* packets of one source */
     tu_cuda_group_words group;
     uint64_t table; /* address of tu_cuda_mapping[TU_CUDA_TABLE] */

@@ -33,6 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tutti_vdev_plan(const __gr
         if (threadIdx.x == 0)
             raise_fault(meeting.group,
                         { TU_CUDA_FAULT_RANGE, (uint32_t)meeting.rank, 0, 0, meeting.operation, 0, meeting.sequence });
+        epoch.whole = false;
         epoch.keep(meeting);
         return;
     }
@@ -57,6 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tutti_vdev_plan(const __gr
         if (threadIdx.x == 0)
             raise_fault(meeting.group,
                         { TU_CUDA_FAULT_RANGE, (uint32_t)meeting.rank, 1, 0, meeting.operation, 0, meeting.sequence });
+        epoch.whole = false;
         epoch.keep(meeting);
         return;
     }
