@@ -28,7 +28,7 @@ static int class_of(size_t bytes, size_t *rounded) {
     *rounded = ((size_t)1 << power) + steps * step;
     return 16 + (power - 10) * 8 + (int)steps - 1;
 }
-_Static_assert(TU_BINS == 16 + 10 * 8 && TU_LARGE_BYTES == 1 << 20, "a bin for each class of small blocks");
+_Static_assert(TU_BINS == 16 + 9 * 8 && TU_LARGE_BYTES == 1 << 19, "a bin for each class of small blocks");
 
 /* What this thread keeps goes back first where the system has no more. */
 static void *alloc_large(tu_thread *self, size_t bytes) {

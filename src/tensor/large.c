@@ -9,7 +9,7 @@
  * Segments lie in large pages where the system has them. They stay when they are free, up to SPARE_LIMIT bytes, since
  * the next step of a training asks again and fresh pages cost more than the arithmetic on them.
  *
- * All threads share them: a thread may release what another made, and a lock is nothing beside filling a megabyte.
+ * All threads share them: a thread may release what another made, and a lock is nothing beside filling half a megabyte.
  */
 #include "tensor/large.h"
 
@@ -23,6 +23,7 @@
 
 #define UNIT ((size_t)1 << 16)
 #define SEGMENT ((size_t)16 << 20) /* a longer block gets one of its own length */
+#define SHORT ((size_t)1 << 20)    /* a shorter one stays out of such segments: the next long block needs all of it */
 #define HUGE_PAGE ((size_t)2 << 20)
 #define SPARE_LIMIT ((size_t)1 << 30)
 
@@ -184,6 +185,8 @@ void *tu_large_alloc(size_t bytes) {
     void *data = NULL;
     pthread_mutex_lock(&large->lock);
     for (size_t i = 0; i < large->count && data == NULL; i++) {
+        if (bytes < SHORT && large->at[i]->units * UNIT > SEGMENT)
+            continue;
         size_t first = find_run(large->at[i], units);
         if (first < large->at[i]->units)
             data = take(large, large->at[i], first, units);

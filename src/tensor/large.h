@@ -8,7 +8,10 @@
 #include <pthread.h>
 #include <stddef.h>
 
-#define TU_LARGE_BYTES ((size_t)1 << 20) /* blocks of so many bytes and more are large */
+/* Blocks of so many bytes and more are large. Those that are not are reused for their own class of sizes alone; cut
+ * parameters, their gradients and what an optimizer remembers are often between half and one MiB, each at another time
+ * of a step. */
+#define TU_LARGE_BYTES ((size_t)1 << 19)
 
 /* A part of the process's object: see process.h. */
 typedef struct tu_large {

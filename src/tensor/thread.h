@@ -16,7 +16,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 
-#define TU_BINS 96 /* classes of spare blocks, see block.c */
+#define TU_BINS 88 /* classes of spare blocks, see block.c */
 
 /* The head of what a room above keeps in a stack of this thread: freed when the thread ends. */
 typedef struct tu_kept {

@@ -62,6 +62,17 @@ TEST(a_free_run_between_two_blocks_is_found_again) {
     done(&scope);
 }
 
+TEST(a_short_block_leaves_the_room_of_a_long_one_whole) {
+    tt_memory_trim();
+    tt_scope scope = tt_scope_open();
+    const void *alone = tt_data(of_bytes(20 * MEGABYTE)); /* in a segment of its own */
+    CHECK_OK(tt_scope_close(&scope));
+    scope = tt_scope_open();
+    tt_tensor *brief = of_bytes(3 * MEGABYTE / 4);
+    CHECK(tt_data(brief) != alone && tt_data(of_bytes(20 * MEGABYTE)) == alone);
+    done(&scope);
+}
+
 TEST(what_is_spare_goes_back_to_the_system) {
     tt_scope scope = tt_scope_open();
     tt_tensor *stays = tt_keep(tt_full(tt_shape(3 * (int64_t)MEGABYTE), 7, TUTTI_U8, NULL));
