@@ -10,7 +10,7 @@ add_library(tutti_tensor_objects OBJECT ${tensor_sources})
 set_source_files_properties(tensor/pointwise_kernels.c PROPERTIES COMPILE_OPTIONS "-fwrapv;-O3")
 # Takes in the headers that compiled loops include.
 set_source_files_properties(loops/text.c PROPERTIES COMPILE_DEFINITIONS "TUTTI_SOURCES=\"${CMAKE_CURRENT_SOURCE_DIR}\"" OBJECT_DEPENDS
-  "${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/scalar.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/vector.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/avx2.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/avx512.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/neon.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/elementary.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/dialect.h;${CMAKE_CURRENT_SOURCE_DIR}/loops/lanes.h;${CMAKE_CURRENT_SOURCE_DIR}/base/float16.h;${CMAKE_CURRENT_SOURCE_DIR}/base/element.h;${CMAKE_CURRENT_SOURCE_DIR}/loops/device.cuh")
+  "${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/scalar.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/vector.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/avx2.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/avx512.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/neon.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/kernel/elementary.h;${CMAKE_CURRENT_SOURCE_DIR}/tensor/dialect.h;${CMAKE_CURRENT_SOURCE_DIR}/loops/lanes.h;${CMAKE_CURRENT_SOURCE_DIR}/base/float16.h;${CMAKE_CURRENT_SOURCE_DIR}/base/element.h;${CMAKE_CURRENT_SOURCE_DIR}/loops/near.cuh;${CMAKE_CURRENT_SOURCE_DIR}/loops/device.cuh")
 target_link_libraries(tutti_tensor_objects PUBLIC tutti_flags)
 target_include_directories(tutti_tensor_objects PRIVATE ${CBLAS_INCLUDE_DIR})
 # Squares in registers need their loops unrolled.

@@ -6,6 +6,8 @@
  *
  *     LOOP(name)                          a kernel; `args` has the addresses of the loop's tensors
  *     EACH_ELEMENT(i, first, total, step) all threads of all blocks share the numbers from first on
+ *     EACH_PACK(i, total, width, packs)   the same, `packs` times for each thread, a block's width apart; `total` is a
+ *                                         multiple of what a block has
  *     EACH_ROW(row, count, lanes)         a team of `lanes` threads for each row
  *     EACH_LANE(lane, lanes)              what every one of the team does: a phase
  *     HELD(type, name, count)             numbers of each lane that live longer than a phase, HAD(name) in it
@@ -47,6 +49,9 @@ struct tu_places {
 #define EACH_ELEMENT(i, first, total, step)                                                            \
     for (int64_t i = (first) + ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * (step); i < (total); \
          i += (int64_t)gridDim.x * blockDim.x * (step))
+#define EACH_PACK(i, total, width, packs)                                                               \
+    for (int64_t i = ((int64_t)blockIdx.x * blockDim.x * (packs) + threadIdx.x) * (width); i < (total); \
+         i += (int64_t)gridDim.x * blockDim.x * (packs) * (width))
 #define EACH_ROW(row, count, lanes)                                                                         \
     for (int64_t row = (int64_t)blockIdx.x * (blockDim.x / (lanes)) + threadIdx.x / (lanes); row < (count); \
          row += (int64_t)gridDim.x * (blockDim.x / (lanes)))
@@ -78,6 +83,45 @@ template <class Type, int WIDTH> HERE pack<Type, WIDTH> get(const char *from, in
 template <class Type, int WIDTH> HERE void put(char *to, int64_t place, const pack<Type, WIDTH> &x) {
     *(pack<Type, WIDTH> *)((Type *)to + place) = x;
 }
+
+/* The same of what is so long that nobody finds it in a cache: it is to leave them first. */
+#if defined(__CUDA_ARCH__)
+template <class Type, int WIDTH> HERE pack<Type, WIDTH> get_past(const char *from, int64_t place) {
+    pack<Type, WIDTH> x;
+    if constexpr (sizeof x % 16 == 0) {
+        const uint32_t *at = (const uint32_t *)((const Type *)from + place);
+        uint32_t *to = (uint32_t *)&x;
+        UNROLL
+        for (int i = 0; i < (int)sizeof x / 4; i += 4)
+            asm volatile("ld.global.cs.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(to[i]), "=r"(to[i + 1]), "=r"(to[i + 2]), "=r"(to[i + 3])
+                         : "l"(at + i));
+        return x;
+    }
+    return get<Type, WIDTH>(from, place);
+}
+template <class Type, int WIDTH> HERE void put_past(char *to, int64_t place, const pack<Type, WIDTH> &x) {
+    if constexpr (sizeof x % 16 == 0) {
+        uint32_t *at = (uint32_t *)((Type *)to + place);
+        const uint32_t *from = (const uint32_t *)&x;
+        UNROLL
+        for (int i = 0; i < (int)sizeof x / 4; i += 4)
+            asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};"
+                         :
+                         : "l"(at + i), "r"(from[i]), "r"(from[i + 1]), "r"(from[i + 2]), "r"(from[i + 3])
+                         : "memory");
+        return;
+    }
+    put<Type, WIDTH>(to, place, x);
+}
+#else
+template <class Type, int WIDTH> HERE pack<Type, WIDTH> get_past(const char *from, int64_t place) {
+    return get<Type, WIDTH>(from, place);
+}
+template <class Type, int WIDTH> HERE void put_past(char *to, int64_t place, const pack<Type, WIDTH> &x) {
+    put<Type, WIDTH>(to, place, x);
+}
+#endif
 
 /* One element of a dtype as another: what base/element.h says. */
 enum {
@@ -170,6 +214,8 @@ TU_CONVERSION(f16, f32, tu_half_of(x))
 template <int TO, int FROM> HERE typename element<TO>::type convert(typename element<FROM>::type x) {
     return conversion<TO, FROM>::of(x);
 }
+
+#include "loops/near.cuh"
 
 /* ---- reductions, in the order of tensor/kernel/fold.h ---- */
 

@@ -39,6 +39,15 @@ bool tu_emit_cuda_knows(const tu_nest *nest);
 void tu_emit_cuda(FILE *to, tu_nest *const *nests, int nest_count, tu_emitted *emitted);
 void tu_emit_cuda_name(char *name, size_t size, int kernel, bool second);
 
+/* ---- shorter lines of CUDA C (emit_shorter.c) ---- */
+
+/* Of a line that widens what an earlier one narrowed from f32 to bf16: that line; else NULL. */
+const tu_line *tu_emit_narrowing(const tu_nest *nest, const tu_line *line);
+/* Whether a slot of f32 has numbers of bf16: what was widened from it, and that times a power of two. */
+bool tu_emit_is_near(const tu_nest *nest, int slot);
+/* Writes a line in a shorter form; false where there is none. */
+bool tu_emit_shorter(FILE *to, const tu_nest *nest, const tu_line *line);
+
 /* ---- shared by targets (emit.c) ---- */
 
 /* "f32", "i64"; and the type of one element in C. */

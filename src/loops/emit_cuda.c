@@ -17,7 +17,8 @@
 #include "tensor/kernel/kernels.h"
 
 #define WIDEST 8          /* neighbours at a time */
-#define LONG (1 << 22)    /* elements that keep a GPU busy by eight at a time */
+#define LONG (1 << 22)    /* elements that keep a GPU busy by two packs for each thread */
+#define PAST (1 << 23)    /* elements of which little is left in a cache when somebody reads them again */
 #define MOST_BLOCKS 65536 /* of threads; what is left they do in turns */
 #define KEPT_BYTES 256    /* of a lane's registers, for elements that are read more than once */
 #define PART 65536        /* of a single long row: see tensor/reduce.c */
@@ -27,8 +28,8 @@ typedef struct writing {
     tu_nest *nest;
     const char *name; /* of the kernel */
     int64_t total, row_count;
-    bool small; /* all places fit 31 bits */
-    int width;
+    bool small;       /* all places fit 31 bits */
+    int width, packs; /* neighbours at once, and how often a thread has some */
     int lanes, depth; /* of a team; and its last reduction's level */
     bool keeps;       /* rows stay in registers */
 } writing;
@@ -99,35 +100,24 @@ static void write_operand(const writing *now, int slot) {
     fprintf(now->to, "(%s)0x%llx", type_of(from->dtype), (unsigned long long)bits);
 }
 
-/* Of a line that widens what an earlier one narrowed from f32: that line; else NULL. */
-static const tu_line *narrowing_before(const writing *now, const tu_line *line) {
-    const tu_nest *nest = now->nest;
-    const tu_line *found = NULL;
-    if (out_of(now, line)->dtype != TUTTI_F32 || nest->slots[line->in[0]].dtype != TUTTI_BF16)
-        return NULL;
-    for (int i = 0; i < nest->line_count && &nest->lines[i] != line; i++)
-        if (nest->lines[i].out == line->in[0])
-            found = &nest->lines[i];
-    return found != NULL && found->kind == TU_LINE_CONVERT && nest->slots[found->in[0]].dtype == TUTTI_F32 ? found
-                                                                                                           : NULL;
-}
-
 static void write_line(const writing *now, const tu_line *line, const char *indent) {
     const tu_slot *out = out_of(now, line);
     fprintf(now->to, "%s", indent);
     if (line->kind == TU_LINE_POINTWISE) {
-        tu_emit_line(now->to, now->nest, line);
+        if (!tu_emit_shorter(now->to, now->nest, line))
+            tu_emit_line(now->to, now->nest, line);
         return;
     }
     tutti_dtype from = now->nest->slots[line->in[0]].dtype;
-    const tu_line *narrowing = narrowing_before(now, line);
+    const tu_line *narrowing = tu_emit_narrowing(now->nest, line);
+    bool same = from == out->dtype || (narrowing != NULL && tu_emit_is_near(now->nest, narrowing->in[0]));
     fprintf(now->to, "const %s v%d = ", type_of(out->dtype), line->out);
-    if (narrowing != NULL) /* one instruction, and nothing to widen */
+    if (narrowing != NULL && !same) /* one instruction, and nothing to widen */
         fprintf(now->to, "tu_rounded(");
-    else if (from != out->dtype)
+    else if (!same)
         fprintf(now->to, "convert<%s, %s>(", word_of(out->dtype), word_of(from));
     write_operand(now, narrowing != NULL ? narrowing->in[0] : line->in[0]);
-    fprintf(now->to, from != out->dtype ? ");" : ";");
+    fprintf(now->to, same ? ";" : ");");
     if (out->value != NULL)
         fprintf(now->to, " /* %s */", out->value->name);
     fprintf(now->to, "\n");
@@ -232,16 +222,15 @@ static form form_of(const writing *now, const tu_nest_tensor *tensor) {
     return even ? PACKED : APART;
 }
 
-/* As many as 32 bytes of the narrowest type are, two loads of a tensor at once, or 16 where there are few elements; a
- * row has whole packs, or there is one row. */
-static int width_of(const tu_nest *nest, int64_t total) {
+/* As many as 16 bytes of the narrowest type are; a row has whole packs, or there is one row. */
+static int width_of(const tu_nest *nest) {
     size_t least = 16;
     for (int i = 0; i < nest->tensor_count; i++) {
         size_t bytes = tu_dtype_bytes[nest->tensors[i].value->shape.dtype];
         if (nest->tensors[i].column == 1 && bytes < least)
             least = bytes;
     }
-    int width = (int)((total >= LONG ? 32 : 16) / least);
+    int width = (int)(16 / least);
     width = width > WIDEST ? WIDEST : width;
     while (nest->outer_count * nest->rows > 1 && nest->columns % width != 0)
         width /= 2;
@@ -263,44 +252,72 @@ static void write_place(const writing *now, const tu_nest_tensor *tensor) {
         fprintf(now->to, "0");
 }
 
+/* The places of pack number j of those that begin at `element`. */
+static void write_pack_place(const writing *now) {
+    const tu_nest *nest = now->nest;
+    fprintf(now->to, "        const %s first = (%s)element + j * %d * WIDTH", index_of(now), index_of(now),
+            TU_EMIT_THREADS);
+    if (nest->outer_count * nest->rows > 1) {
+        fprintf(now->to, ", column = first %% %lldu, row = first / %lldu;\n", (long long)nest->columns,
+                (long long)nest->columns);
+        write_numbers(now, "        ");
+    } else {
+        fprintf(now->to, ", column = first;\n");
+    }
+}
+
+/* All that is read, before anything is made of it; and all is made before anything is written: so loads and
+ * instructions of all packs go side by side. */
 static void write_reads(const writing *now) {
     const tu_nest *nest = now->nest;
     for (int i = 0; i < nest->tensor_count; i++) {
         const tu_nest_tensor *tensor = &nest->tensors[i];
-        const char *type = type_of(tensor->value->shape.dtype);
-        if (tensor->written) {
-            fprintf(now->to, "    pack<%s, WIDTH> p%d;\n", type, i);
-            continue;
-        }
+        form own = tensor->written ? PACKED : form_of(now, tensor);
         fprintf(now->to,
-                form_of(now, tensor) == PACKED   ? "    const pack<%s, WIDTH> p%d = get<%s, WIDTH>(args.at[%d], "
-                : form_of(now, tensor) == SINGLE ? "    const %s v%d = *((const %s *)args.at[%d] + "
-                                                 : "    const %s *const p%d = ((const %s *)args.at[%d] + ",
-                type, form_of(now, tensor) == SINGLE ? tensor->slot : i, type, i);
+                own == PACKED   ? "    pack<%s, WIDTH> p%d[PACKS];\n"
+                : own == SINGLE ? "    %s p%d[PACKS];\n"
+                                : "    const %s *p%d[PACKS];\n",
+                type_of(tensor->value->shape.dtype), i);
+    }
+    fprintf(now->to, "    UNROLL\n    for (int j = 0; j < PACKS; j++) {\n");
+    write_pack_place(now);
+    for (int i = 0; i < nest->tensor_count; i++) {
+        const tu_nest_tensor *tensor = &nest->tensors[i];
+        const char *type = type_of(tensor->value->shape.dtype);
+        form own = form_of(now, tensor);
+        if (tensor->written)
+            continue;
+        if (own == PACKED)
+            fprintf(now->to, "        p%d[j] = get%s<%s, WIDTH>(args.at[%d], ", i, now->total >= PAST ? "_past" : "",
+                    type, i);
+        else
+            fprintf(now->to, "        p%d[j] = %s((const %s *)args.at[%d] + ", i, own == SINGLE ? "*" : "", type, i);
         write_place(now, tensor);
         fprintf(now->to, "); /* %s */\n", tensor->value->name);
     }
+    fprintf(now->to, "    }\n");
 }
 
 static void write_lanes(const writing *now) {
     const tu_nest *nest = now->nest;
-    fprintf(now->to, "    UNROLL\n    for (int k = 0; k < WIDTH; k++) {\n");
+    fprintf(now->to, "    UNROLL\n    for (int n = 0; n < PACKS * WIDTH; n++) {\n"
+                     "        const int j = n / WIDTH, k = n %% WIDTH;\n");
     for (int i = 0; i < nest->tensor_count; i++) {
         const tu_nest_tensor *tensor = &nest->tensors[i];
         form own = form_of(now, tensor);
-        if (tensor->written || own == SINGLE)
+        if (tensor->written)
             continue;
-        fprintf(now->to, "        const %s v%d = ", type_of(tensor->value->shape.dtype), tensor->slot);
-        if (own == PACKED)
-            fprintf(now->to, "p%d.at[k];\n", i);
+        fprintf(now->to, "        const %s v%d = p%d[j]", type_of(tensor->value->shape.dtype), tensor->slot, i);
+        if (own == APART)
+            fprintf(now->to, "[k * %lldll];\n", (long long)tensor->column);
         else
-            fprintf(now->to, "p%d[k * %lldll];\n", i, (long long)tensor->column);
+            fprintf(now->to, own == PACKED ? ".at[k];\n" : ";\n");
     }
     for (int i = 0; i < nest->line_count; i++)
         write_line(now, &nest->lines[i], "        ");
     for (int i = 0; i < nest->tensor_count; i++)
         if (nest->tensors[i].written) {
-            fprintf(now->to, "        p%d.at[k] = ", i);
+            fprintf(now->to, "        p%d[j].at[k] = ", i);
             write_operand(now, nest->tensors[i].slot);
             fprintf(now->to, ";\n");
         }
@@ -315,32 +332,27 @@ static void write_results(const writing *now) {
         if (!tensor->written)
             continue;
         if (form_of(now, tensor) == PACKED) {
-            fprintf(now->to, "    put<%s, WIDTH>(args.at[%d], ", type, i);
+            fprintf(now->to, "        put%s<%s, WIDTH>(args.at[%d], ", now->total >= PAST ? "_past" : "", type, i);
             write_place(now, tensor);
-            fprintf(now->to, ", p%d);\n", i);
+            fprintf(now->to, ", p%d[j]);\n", i);
             continue;
         }
-        fprintf(now->to, "    UNROLL\n    for (int k = 0; k < WIDTH; k++)\n        ((%s *)args.at[%d])[(", type, i);
+        fprintf(now->to, "        UNROLL\n        for (int k = 0; k < WIDTH; k++)\n            ((%s *)args.at[%d])[(",
+                type, i);
         write_place(now, tensor);
-        fprintf(now->to, ") + k * %lldll] = p%d.at[k];\n", (long long)tensor->column, i);
+        fprintf(now->to, ") + k * %lldll] = p%d[j].at[k];\n", (long long)tensor->column, i);
     }
 }
 
 static void write_element(const writing *now) {
-    const tu_nest *nest = now->nest;
-    fprintf(now->to, "template <int WIDTH> HERE void %s_at(const tu_places &args, int64_t element) {\n", now->name);
-    fprintf(now->to, "    const %s first = (%s)element", index_of(now), index_of(now));
-    if (nest->outer_count * nest->rows > 1) {
-        fprintf(now->to, ", column = first %% %lldu, row = first / %lldu;\n", (long long)nest->columns,
-                (long long)nest->columns);
-        write_numbers(now, "    ");
-    } else {
-        fprintf(now->to, ", column = first;\n");
-    }
+    fprintf(now->to, "template <int WIDTH, int PACKS> HERE void %s_at(const tu_places &args, int64_t element) {\n",
+            now->name);
     write_reads(now);
     write_lanes(now);
+    fprintf(now->to, "    UNROLL\n    for (int j = 0; j < PACKS; j++) {\n");
+    write_pack_place(now);
     write_results(now);
-    fprintf(now->to, "}\n");
+    fprintf(now->to, "    }\n}\n");
 }
 
 static int64_t blocks_for(int64_t count, int64_t each) {
@@ -350,22 +362,27 @@ static int64_t blocks_for(int64_t count, int64_t each) {
 
 static void write_elements(writing *now, tu_emitted *emitted) {
     const tu_nest *nest = now->nest;
-    now->width = width_of(nest, now->total);
+    now->width = width_of(nest);
+    now->packs = now->total >= LONG ? 2 : 1;
+    int64_t step = (int64_t)now->width * now->packs, each = now->packs > 1 ? step * TU_EMIT_THREADS : step;
     write_element(now);
     fprintf(now->to, "LOOP(%s) {\n", now->name);
-    if (now->width > 1) {
+    if (step > 1) {
         fprintf(now->to, "    const uintptr_t places = 0");
         for (int i = 0; i < nest->tensor_count; i++)
             if (form_of(now, &nest->tensors[i]) == PACKED)
                 fprintf(now->to, " | (uintptr_t)args.at[%d]", i);
         fprintf(now->to, ";\n    const int64_t whole = places %% 16 == 0 ? %lld : 0;\n",
-                (long long)(now->total / now->width * now->width));
-        fprintf(now->to, "    EACH_ELEMENT(first, 0, whole, %d)\n        %s_at<%d>(args, first);\n", now->width,
-                now->name, now->width);
+                (long long)(now->total / each * each));
+        if (now->packs > 1)
+            fprintf(now->to, "    EACH_PACK(first, whole, %d, %d)\n", now->width, now->packs);
+        else
+            fprintf(now->to, "    EACH_ELEMENT(first, 0, whole, %d)\n", now->width);
+        fprintf(now->to, "        %s_at<%d, %d>(args, first);\n", now->name, now->width, now->packs);
     }
-    fprintf(now->to, "    EACH_ELEMENT(first, %s, %lld, 1)\n        %s_at<1>(args, first);\n}\n",
-            now->width > 1 ? "whole" : "0", (long long)now->total, now->name);
-    emitted->blocks = blocks_for(now->total / now->width + now->total % now->width, TU_EMIT_THREADS);
+    fprintf(now->to, "    EACH_ELEMENT(first, %s, %lld, 1)\n        %s_at<1, 1>(args, first);\n}\n",
+            step > 1 ? "whole" : "0", (long long)now->total, now->name);
+    emitted->blocks = blocks_for(now->total / step + now->total % step, TU_EMIT_THREADS);
 }
 
 /* ---- rows: what comes when ---- */
@@ -641,19 +658,32 @@ static void write_rows(writing *now, tu_emitted *emitted) {
 
 /* ---- long rows ---- */
 
-static void write_partials(const writing *now, bool stores, int64_t units) {
+/* Where a second kernel finds what unit number `unit` gave: in order, or, where one thread folds a part, the first
+ * units of all parts, then the second ones: threads that are neighbours read neighbours. */
+static void write_partial_place(FILE *to, const char *unit, int64_t parts) {
+    if (parts == 1)
+        fprintf(to, "%s", unit);
+    else
+        fprintf(to, "(%s) %% %d * %lldll + (%s) / %d", unit, PART / TU_FOLD_BLOCK, (long long)parts, unit,
+                PART / TU_FOLD_BLOCK);
+}
+
+static void write_partials(const writing *now, bool stores, int64_t units, int64_t parts) {
     int place = 0;
     for (int i = 0; i < now->nest->line_count; i++) {
         const tu_line *line = &now->nest->lines[i];
         if (line->kind != TU_LINE_FOLD)
             continue;
         const char *type = type_of(out_of(now, line)->dtype);
-        if (stores)
-            fprintf(now->to, "                ((%s *)(args.at[%d] + %lldll))[unit] = f%d;\n", type,
-                    now->nest->tensor_count, (long long)(place * units * (int64_t)sizeof(double)), line->out);
-        else
+        if (stores) {
+            fprintf(now->to, "                ((%s *)(args.at[%d] + %lldll))[", type, now->nest->tensor_count,
+                    (long long)(place * units * (int64_t)sizeof(double)));
+            write_partial_place(now->to, "unit", parts);
+            fprintf(now->to, "] = f%d;\n", line->out);
+        } else {
             fprintf(now->to, "        const %s *const s%d = (const %s *)(args.at[%d] + %lldll);\n", type, line->out,
                     type, now->nest->tensor_count, (long long)(place * units * (int64_t)sizeof(double)));
+        }
         place++;
     }
 }
@@ -692,8 +722,8 @@ static void write_joined(const writing *now, int64_t blocks, int64_t parts) {
                 (long long)of_part);
         fprintf(now->to, "                        if (part * %lldll + k < %lldll)\n", (long long)of_part,
                 (long long)blocks);
-        fprintf(now->to, "                            f%d = %s_%s::step(f%d, s%d[part * %lldll + k]);\n", line->out,
-                word, suffix, line->out, line->out, (long long)of_part);
+        fprintf(now->to, "                            f%d = %s_%s::step(f%d, s%d[k * %lldll + part]);\n", line->out,
+                word, suffix, line->out, line->out, (long long)parts);
         fprintf(now->to, "                    HAD(h%d)[0] = %s_%s::step(HAD(h%d)[0], f%d);\n", line->out, word, suffix,
                 line->out, line->out);
     }
@@ -706,6 +736,7 @@ static void write_long_rows(writing *now, tu_emitted *emitted) {
     const tu_nest *nest = now->nest;
     int64_t blocks = (nest->columns + TU_FOLD_BLOCK - 1) / TU_FOLD_BLOCK, units = now->row_count * blocks;
     int64_t parts = now->row_count == 1 && nest->columns > 2 * PART ? (nest->columns + PART - 1) / PART : 1;
+    int64_t room = parts > 1 ? parts * (PART / TU_FOLD_BLOCK) : units; /* for what the units give */
     int folds = 0;
     fprintf(now->to, "LOOP(%s) {\n    EACH_ROW(unit, %lld, %d) {\n", now->name, (long long)units, now->lanes);
     fprintf(now->to,
@@ -725,13 +756,13 @@ static void write_long_rows(writing *now, tu_emitted *emitted) {
         folds++;
     }
     fprintf(now->to, "            EACH_LANE(lane, %d) {\n                if (lane == 0) {\n", now->lanes);
-    write_partials(now, true, units);
+    write_partials(now, true, room, parts);
     fprintf(now->to, "                }\n            }\n        }\n    }\n}\n");
     fprintf(now->to, "LOOP(%s_rows) {\n    EACH_ROW(number, %lld, %d) {\n", now->name, (long long)now->row_count,
             now->lanes);
     write_row_begin(now);
     write_row_lines(now, 0);
-    write_partials(now, false, units);
+    write_partials(now, false, room, parts);
     write_joined(now, blocks, parts);
     write_folds(now, -1, "        ", "mean");
     write_row_lines(now, 1);
@@ -739,7 +770,7 @@ static void write_long_rows(writing *now, tu_emitted *emitted) {
     fprintf(now->to, "    }\n}\n");
     emitted->blocks = blocks_for(units, TU_EMIT_THREADS / now->lanes);
     emitted->more_blocks = blocks_for(now->row_count, TU_EMIT_THREADS / now->lanes);
-    emitted->scratch = (size_t)(folds * units) * sizeof(double);
+    emitted->scratch = (size_t)(folds * room) * sizeof(double);
 }
 
 /* ---- all of it ---- */

@@ -27,6 +27,7 @@ TEXT(dialect, "tensor/dialect.h")
 TEXT(lanes, "loops/lanes.h")
 TEXT(float16, "base/float16.h")
 TEXT(element, "base/element.h")
+TEXT(near, "loops/near.cuh")
 TEXT(device, "loops/device.cuh")
 
 typedef struct header {
@@ -34,7 +35,7 @@ typedef struct header {
 } header;
 
 enum {
-    HEADERS = 11
+    HEADERS = 12
 };
 
 static const header headers[HEADERS] = {
@@ -43,7 +44,7 @@ static const header headers[HEADERS] = {
     { "tensor/kernel/neon.h", tu_text_neon },     { "tensor/kernel/elementary.h", tu_text_elementary },
     { "tensor/dialect.h", tu_text_dialect },      { "loops/lanes.h", tu_text_lanes },
     { "base/float16.h", tu_text_float16 },        { "base/element.h", tu_text_element },
-    { "loops/device.cuh", tu_text_device },
+    { "loops/near.cuh", tu_text_near },           { "loops/device.cuh", tu_text_device },
 };
 
 /* Headers of the system are left out where there are none. */

@@ -78,6 +78,8 @@ typedef struct tu_device_tensors {
     tutti_status (*set_limit)(void *state, int index, size_t bytes); /* 0: none */
     tutti_status (*pin)(void *state, size_t bytes, void **data);     /* memory of the host that copies reach directly */
     void (*unpin)(void *state, void *data);
+    tutti_status (*pin_there)(void *state, void *data, size_t bytes); /* makes memory such: whole pages */
+    void (*unpin_there)(void *state, void *data);
 
     tutti_status (*stream_new)(void *state, int index, void **stream);
     void (*stream_end)(void *state, int index, void *stream); /* waits for what it holds */

@@ -28,6 +28,15 @@ typedef struct tu_launch_loop {
     double numbers[TU_LAUNCH_NUMBERS]; /* the attributes of a pointwise operator, in their order */
 } tu_launch_loop;
 
+/* The same over elements that lie one behind the other, all of one type: few bytes, since the driver copies them at
+ * each launch. Operand 0 is written. */
+typedef struct tu_launch_dense {
+    int64_t total;
+    uint64_t data[TU_LAUNCH_OPERANDS]; /* an address; of a literal, its bits in the compute type */
+    uint32_t literals, repeated;       /* bits of operands that are so, or one element for all */
+    double numbers[TU_LAUNCH_NUMBERS];
+} tu_launch_dense;
+
 /* from (outer, reduced, inner) to (outer, inner), dense and of the compute type; in two steps where `parts` is more
  * than one: to (outer, parts, inner), and these. */
 typedef struct tu_launch_fold {
@@ -102,8 +111,11 @@ typedef struct tu_launch_rows {
     int64_t ignore;
     int32_t centred, dtype;
 } tu_launch_rows;
-#define TU_NORM_PART 32     /* rows whose gradients are added by themselves, on the CPU too */
-#define TU_NORM_THREADS 256 /* of a block that adds those */
+#define TU_HELD_MOST 1024 /* elements of rows that kernels keep in registers */
+#define TU_HELD_WIDTH(bytes) \
+    ((bytes) < 4 ? 4 / (bytes) : 1) /* neighbours that a thread of such has; elements of so many bytes */
+#define TU_NORM_PART 32             /* rows whose gradients are added by themselves, on the CPU too */
+#define TU_NORM_THREADS 256         /* of a block that adds those */
 
 #define TU_LOSS_PART 64 /* rows whose losses are added by themselves, on the CPU too */
 

@@ -134,7 +134,7 @@ static tutti_status norm_on_device(tu_call *call, const tt_tensor *weight, const
         flat.centred = centred;
         flat.wide_weight = wide_weight;
         flat.wide_bias = wide_bias;
-        status = tu_device_launch_rows(tu_device_of(x), "norm", dtype, &flat);
+        status = tu_device_launch_held(tu_device_of(x), "norm", dtype, &flat);
     }
     tu_tensor_drop(x);
     tu_tensor_drop(dense_weight);
@@ -222,7 +222,7 @@ enum {
 static tutti_status launch_backward(tu_device *device, tutti_dtype dtype, const tu_launch_rows *flat) {
     char name[TU_KERNEL_NAME];
     int64_t parts = (flat->count + TU_NORM_PART - 1) / TU_NORM_PART;
-    tutti_status status = tu_device_launch_rows(device, "norm_backward", dtype, flat);
+    tutti_status status = tu_device_launch_held(device, "norm_backward", dtype, flat);
     if (status == TUTTI_OK)
         status = tu_device_launch(device, tu_kernel_name(name, "norm_parts", dtype), /* a thread has 8 bytes of a row */
                                   parts * (flat->size * tu_dtype_bytes[dtype] / 8 + 1), TU_DEVICE_THREADS, flat);

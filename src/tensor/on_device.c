@@ -417,6 +417,23 @@ tutti_status tu_device_launch_rows(tu_device *device, const char *name, tutti_dt
                                    rows);
 }
 
+tutti_status tu_device_launch_held(tu_device *device, const char *name, tutti_dtype dtype, const tu_launch_rows *rows) {
+    enum {
+        THREADS = 128,
+        EACH = 4 /* rows of a block */
+    };
+    char full[TU_KERNEL_NAME];
+    static const char *const slots[] = { [8] = "held8", [16] = "held16", [24] = "held24", [32] = "held32" };
+    int width = TU_HELD_WIDTH(tu_dtype_bytes[dtype]);
+    bool norm = strcmp(name, "softmax") != 0, plain = rows->bias == 0 || rows->wide_weight == rows->wide_bias;
+    if (dtype == TUTTI_F64 || rows->size > TU_HELD_MOST || rows->size % 256 != 0 ||
+        (norm && (rows->weight == 0 || !plain)) ||
+        ((rows->x | rows->other | rows->out | rows->weight | rows->bias) & (width > 1 ? 7 : 3)) != 0)
+        return tu_device_launch_rows(device, name, dtype, rows);
+    tu_kernel_name_of(full, 3, (const char *const[]){ name, slots[rows->size / 32], tutti_dtype_name(dtype) });
+    return tu_device_launch_blocks(device, full, (rows->count + EACH - 1) / EACH, (unsigned)(THREADS / width), rows);
+}
+
 /* ---- loops ---- */
 
 /* The loop as a kernel gets it. */
@@ -658,12 +675,12 @@ static tutti_status make_literal(tu_launch_operand *operand, const tt_tensor *x,
 }
 
 /* The attributes of a pointwise operator are numbers, in the order of its arguments. */
-static void take_numbers(const tu_call *call, tu_launch_loop *flat) {
+static void take_numbers(const tu_call *call, double *numbers) {
     int count = 0;
     for (int i = 0; i < call->entry->argument_count; i++) {
         const tu_argument *argument = &call->entry->arguments[i];
         if (argument->type == TT_ARGUMENT_DOUBLE && count < TU_LAUNCH_NUMBERS)
-            flat->numbers[count++] = *(const double *)((const char *)call->attributes + argument->offset);
+            numbers[count++] = *(const double *)((const char *)call->attributes + argument->offset);
     }
 }
 
@@ -674,7 +691,7 @@ static bool lies_dense(const tt_tensor *x, const tt_tensor *out) {
 
 /* The usual call: dense tensors of one type and of one size, and numbers of the host. It is read off them, without a
  * loop in between, and what its kernel does not read is not set. Its form; -1: this is no such call. */
-static int plain_call(const tu_call *call, tutti_dtype compute, tu_launch_loop *flat, tutti_status *status) {
+static int plain_call(const tu_call *call, tutti_dtype compute, tu_launch_dense *dense, tutti_status *status) {
     const tt_tensor *out = call->outputs[0];
     int form = lies_dense(out, out) ? dense_form_of(out->dtype) : -1;
     for (int i = 0; i < call->input_count && form >= 0; i++)
@@ -682,51 +699,62 @@ static int plain_call(const tu_call *call, tutti_dtype compute, tu_launch_loop *
             form = -1;
     if (form < 0)
         return -1;
-    flat->total = flat->sizes[0] = out->numel;
-    flat->ndim = 1;
-    flat->operands = call->input_count + 1;
-    for (int k = 0; k <= call->input_count && *status == TUTTI_OK; k++) {
-        const tt_tensor *x = k == 0 ? out : call->inputs[k - 1];
-        tu_launch_operand *operand = &flat->at[k];
-        operand->data = tu_place_of(tu_pointer(x));
-        operand->strides[0] = 1;
-        operand->dtype = x->dtype;
-        operand->literal = 0;
-        if (!tu_on_device(x))
-            *status = make_literal(operand, x, compute);
+    dense->total = out->numel;
+    dense->literals = dense->repeated = 0;
+    dense->data[0] = tu_place_of(tu_pointer(out));
+    for (int k = 1; k <= call->input_count && *status == TUTTI_OK; k++) {
+        const tt_tensor *x = call->inputs[k - 1];
+        tu_launch_operand literal;
+        dense->data[k] = tu_place_of(tu_pointer(x));
+        if (tu_on_device(x))
+            continue;
+        *status = make_literal(&literal, x, compute);
+        dense->data[k] = literal.data;
+        dense->literals |= 1u << k;
     }
     return form;
 }
 
-/* Any other: by a loop. The form, as above. */
-static int looped_call(const tu_call *call, tutti_dtype compute, tu_launch_loop *flat, tutti_status *status) {
+/* Any other: by a loop. The form, as above, and then `dense` has it too. */
+static int looped_call(const tu_call *call, tutti_dtype compute, tu_launch_loop *flat, tu_launch_dense *dense,
+                       tutti_status *status) {
     tu_loop loop;
     tu_loop_init(&loop, call->outputs[0], call->input_count, call->inputs);
     *flat = flat_loop(&loop);
     for (int i = 0; i < call->input_count && *status == TUTTI_OK; i++)
         if (!tu_on_device(call->inputs[i]))
             *status = make_literal(&flat->at[i + 1], call->inputs[i], compute);
-    return dense_form(flat);
+    int form = dense_form(flat);
+    dense->total = flat->total;
+    dense->literals = dense->repeated = 0;
+    for (int k = 0; k < flat->operands && form >= 0; k++) {
+        dense->data[k] = flat->at[k].data;
+        dense->literals |= (uint32_t)(flat->at[k].literal != 0) << k;
+        dense->repeated |= (uint32_t)(flat->at[k].strides[0] == 0 && !flat->at[k].literal) << k;
+    }
+    return form;
 }
 
 tutti_status tu_pointwise_cuda(tu_call *call) {
     tutti_dtype compute = tu_pointwise_compute(call);
-    tt_tensor *out = call->outputs[0];
+    const tt_tensor *out = call->outputs[0];
     tu_device *device = tu_device_of(out);
     tu_launch_loop flat;
+    tu_launch_dense dense;
     tutti_status status = TUTTI_OK;
     void *kernel = NULL;
     if (out->numel == 0)
         return TUTTI_OK;
-    int form = plain_call(call, compute, &flat, &status);
+    int form = plain_call(call, compute, &dense, &status);
     if (form < 0)
-        form = looped_call(call, compute, &flat, &status);
-    take_numbers(call, &flat);
+        form = looped_call(call, compute, &flat, &dense, &status);
+    take_numbers(call, form < 0 ? flat.numbers : dense.numbers);
     int64_t each = form < 0 ? 1 : 16 / tu_dtype_bytes[out->dtype];
     if (status == TUTTI_OK)
         status = pointwise_kernel(device, call, form < 0 ? any_form(compute) : form, &kernel);
-    return status == TUTTI_OK ? device->table->launch(device->state, device->index, tu_device_stream(device), kernel,
-                                                      (unsigned)blocks_for(flat.total / each + each, TU_DEVICE_THREADS),
-                                                      TU_DEVICE_THREADS, 0, &flat)
-                              : status;
+    return status == TUTTI_OK
+               ? device->table->launch(device->state, device->index, tu_device_stream(device), kernel,
+                                       (unsigned)blocks_for(dense.total / each + each, TU_DEVICE_THREADS),
+                                       TU_DEVICE_THREADS, 0, form < 0 ? (const void *)&flat : (const void *)&dense)
+               : status;
 }

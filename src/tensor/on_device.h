@@ -90,6 +90,10 @@ tutti_status tu_device_copies_wait(tu_storage *storage, bool all);
 tu_storage_waiter *tu_device_copies_waiter(const tu_storage *storage);
 tu_storage_waiter *tu_device_copies_reader(const tu_storage *storage);
 
+/* Makes memory of the host, which is there and cannot be resized, pinned until its storage goes: whole pages. */
+tutti_status tu_storage_pin(tu_storage *storage, const tu_device *device);
+void tu_storage_unpin(tu_storage *storage);
+
 /* to = x, broadcast and converted, one of them on a device at least. */
 tutti_status tu_device_copy_tensor(const tt_tensor *to, const tt_tensor *x);
 tutti_status tu_device_fill(const tt_tensor *x, double value);
@@ -112,6 +116,8 @@ tutti_status tu_device_launch_on(tu_device *device, void *stream, const char *na
                                  const void *arguments);
 /* A kernel on rows, "softmax" of f32 or f64, "norm" of bf16 and f16 too: see tu_launch_rows. */
 tutti_status tu_device_launch_rows(tu_device *device, const char *name, tutti_dtype dtype, const tu_launch_rows *rows);
+/* The same by kernels that keep rows in registers, where these fit and lie so; else as above. */
+tutti_status tu_device_launch_held(tu_device *device, const char *name, tutti_dtype dtype, const tu_launch_rows *rows);
 /* A product by the vendor's library where it has such, else by a kernel of our own (matmul.c). */
 tutti_status tu_device_multiply(tu_device *device, const tu_device_product *product);
 /* A product with scales, a bias and a scale of the result, as tt_scaled_matmul has them: f32 on the device, dense. */

@@ -119,21 +119,40 @@ typedef struct pinned {
     tu_storage *storage; /* whose memory this is: lent */
 } pinned;
 
+/* Before the memory goes. */
+static void end_copies(tu_storage *storage) {
+    tutti_error_copy error;
+    if (storage->copies == NULL)
+        return;
+    tu_error_save(&error);
+    tutti_status status = tu_device_copies_wait(storage, true);
+    (void)status; /* a copy that failed is over too */
+    (void)tu_error_restore(&error);
+}
+
 static void unpin(void *owner) {
     pinned *memory = owner;
-    if (memory->storage != NULL && memory->storage->copies != NULL) {
-        tutti_error_copy error;
-        tu_error_save(&error);
-        tutti_status status = tu_device_copies_wait(memory->storage, true);
-        (void)status; /* a copy that failed is over too */
-        (void)tu_error_restore(&error);
-    }
+    if (memory->storage != NULL)
+        end_copies(memory->storage);
     memory->device->table->unpin(memory->device->state, memory->data);
     free(memory);
 }
 
 static bool is_pinned(const tt_tensor *x) {
-    return x->storage->fixed && x->storage->release == unpin;
+    return x->storage->pinned_by != NULL || (x->storage->fixed && x->storage->release == unpin);
+}
+
+tutti_status tu_storage_pin(tu_storage *storage, const tu_device *device) {
+    tutti_status status = device->table->pin_there(device->state, storage->data, storage->bytes);
+    if (status == TUTTI_OK)
+        storage->pinned_by = device;
+    return status;
+}
+
+void tu_storage_unpin(tu_storage *storage) {
+    end_copies(storage);
+    storage->pinned_by->table->unpin_there(storage->pinned_by->state, storage->data);
+    storage->pinned_by = NULL;
 }
 
 tt_tensor *tt_empty_pinned(tt_dims shape, tutti_dtype dtype) {

@@ -287,7 +287,9 @@ static tutti_status fill_on_device(const fill *draw) {
     tutti_status status = find_state(tu_device_of(x), draw->from, &flat);
     if (status != TUTTI_OK)
         return status;
-    return tu_device_launch(tu_device_of(x), "kernel_random", (x->numel + 1) / 2, TU_DEVICE_THREADS, &flat);
+    bool plain = draw->kind == TU_NORMAL && x->dtype == TUTTI_F32 && flat.draw.to % 8 == 0;
+    return tu_device_launch(tu_device_of(x), plain ? "kernel_normal_f32" : "kernel_random", (x->numel + 1) / 2,
+                            TU_DEVICE_THREADS, &flat);
 }
 
 static tutti_status fill_random(tu_call *call, tt_tensor *state, tu_distribution kind, double first, double second) {

@@ -106,7 +106,9 @@ tutti_status tu_rows_everywhere(tu_call *call) {
                                 .count = out.numel / size,
                                 .size = size };
         bool kept = dtype == TUTTI_F32 && size <= 2048 && strcmp(place->name, "softmax") == 0; /* reads a row once */
-        status = tu_device_launch_rows(tu_device_of(&out), kept ? "softmax_kept" : place->name, dtype, &flat);
+        status = kept && size <= TU_HELD_MOST && size % 256 == 0
+                     ? tu_device_launch_held(tu_device_of(&out), "softmax", dtype, &flat)
+                     : tu_device_launch_rows(tu_device_of(&out), kept ? "softmax_kept" : place->name, dtype, &flat);
         if (status == TUTTI_OK)
             status = tu_stage_done(&out, result);
         else

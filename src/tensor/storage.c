@@ -104,6 +104,8 @@ void tu_storage_drop(tu_storage *storage) {
     if (storage == NULL || atomic_fetch_sub_explicit(&storage->references, 1, memory_order_acq_rel) != 1)
         return;
     tu_thread *self = tu_self();
+    if (storage->pinned_by != NULL)
+        tu_storage_unpin(storage);
     if (storage->fixed) {
         if (storage->release != NULL)
             storage->release(storage->owner);

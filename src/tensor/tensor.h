@@ -45,8 +45,9 @@ struct tu_storage {
     /* What is under way with the data, oldest first. Under the lock of the storage. */
     tu_storage_use *first_use, *last_use;
     uint32_t writers, readers;
-    atomic_int flights;            /* references that they hold, of those above */
-    struct tu_device_copy *copies; /* of pinned memory, by devices, under way; under the same lock: pinned.c */
+    atomic_int flights;                /* references that they hold, of those above */
+    const struct tu_device *pinned_by; /* whose driver reaches the memory directly, by tu_storage_pin; or NULL */
+    struct tu_device_copy *copies;     /* of pinned memory, by devices, under way; under the same lock: pinned.c */
 };
 
 #define TU_MAGIC_ALIVE 0x54545421u

@@ -61,6 +61,16 @@ static int attribute(const tu_gpus *gpus, CUdevice device, int which) {
     return gpus->driver.cuDeviceGetAttribute(&value, which, device) == CUDA_SUCCESS ? value : 0;
 }
 
+/* NULL where no image has it, which is no error. */
+static CUresult find_kernel(const tu_gpus *gpus, const tu_gpu *gpu, const char *name, void **kernel) {
+    CUfunction function = NULL;
+    for (int i = 0; i < TU_TENSOR_IMAGES && function == NULL; i++)
+        if (gpus->driver.cuModuleGetFunction(&function, gpu->modules[i], name) != CUDA_SUCCESS)
+            function = NULL;
+    *kernel = function;
+    return CUDA_SUCCESS;
+}
+
 static tutti_status open_gpu(tu_gpus *gpus, int index) {
     tu_gpu *gpu = &gpus->gpus[index];
     const tu_cuda_driver *driver = &gpus->driver;
@@ -77,6 +87,9 @@ static tutti_status open_gpu(tu_gpus *gpus, int index) {
     tutti_status status = checked(gpus, driver->cuCtxPushCurrent(gpu->context), "cuCtxPushCurrent");
     if (status == TUTTI_OK) {
         status = equip(gpus, gpu, index);
+        void *any = NULL;
+        if (status == TUTTI_OK && find_kernel(gpus, gpu, "kernel_add_f32", &any) == CUDA_SUCCESS)
+            tu_gpu_quick_begin(gpus, gpu, any);
         driver->cuCtxPopCurrent(&popped);
     }
     if (status != TUTTI_OK) {
@@ -156,6 +169,31 @@ static void unpin(void *state, void *data) {
         return;
     gpus->driver.cuMemFreeHost(data);
     tu_gpu_leave(gpus, pushed);
+}
+
+static CUresult try_to_pin(const tu_gpus *gpus, void *data, size_t bytes) {
+    CUresult result = gpus->driver.cuMemHostRegister(data, bytes, CU_MEMHOSTREGISTER_PORTABLE);
+    if (result != CUDA_SUCCESS)
+        gpus->host->log(NULL, TUTTI_LOG_WARN, "tensor-cuda",
+                        "%zu bytes of the host cannot be pinned (cuMemHostRegister: CUDA error %d): copies of them are "
+                        "waited for",
+                        bytes, (int)result);
+    return result;
+}
+
+static tutti_status pin_there(void *state, void *data, size_t bytes) {
+    ON_GPU(state, current(state), try_to_pin(gpus, data, bytes), "cuMemHostRegister");
+}
+
+/* Also where the context cannot be entered: the memory goes, and what comes to its place can be pinned then. */
+static void unpin_there(void *state, void *data) {
+    tu_gpus *gpus = state;
+    tu_gpu *gpu;
+    bool pushed = false;
+    tutti_status entered = tu_gpu_enter(gpus, current(state), &gpu, &pushed);
+    gpus->driver.cuMemHostUnregister(data);
+    if (entered == TUTTI_OK)
+        tu_gpu_leave(gpus, pushed);
 }
 
 /* ---- streams and events ---- */
@@ -267,36 +305,33 @@ static tutti_status clear(void *state, int index, void *stream, void *to, size_t
     ON_GPU(state, index, gpus->driver.cuMemsetD8Async((CUdeviceptr)(uintptr_t)to, 0, bytes, stream), "clearing memory");
 }
 
-/* NULL where no image has it, which is no error. */
-static CUresult find_kernel(const tu_gpus *gpus, const tu_gpu *gpu, const char *name, void **kernel) {
-    CUfunction function = NULL;
-    for (int i = 0; i < TU_TENSOR_IMAGES && function == NULL; i++)
-        if (gpus->driver.cuModuleGetFunction(&function, gpu->modules[i], name) != CUDA_SUCCESS)
-            function = NULL;
-    *kernel = function;
-    return CUDA_SUCCESS;
-}
-
 static tutti_status find(void *state, int index, const char *name, void **kernel) {
     ON_GPU(state, index, find_kernel(gpus, gpu, name, kernel), "finding a kernel");
 }
 
 #define SHARED_AS_IT_IS 49152 /* bytes that a block may have without asking for more */
 
-static CUresult launch_kernel(const tu_gpus *gpus, void *stream, void *kernel, unsigned blocks, unsigned threads,
-                              unsigned shared, const void *arguments) {
+static CUresult launch_kernel(const tu_gpus *gpus, tu_gpu *gpu, void *stream, void *kernel, unsigned blocks,
+                              unsigned threads, unsigned shared, const void *arguments) {
     void *parameters[1] = { (void *)(uintptr_t)arguments };
     CUresult result = CUDA_SUCCESS;
     if (shared > SHARED_AS_IT_IS && gpus->driver.cuFuncSetAttribute != NULL)
         result = gpus->driver.cuFuncSetAttribute(kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared);
-    return result == CUDA_SUCCESS
-               ? gpus->driver.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, shared, stream, parameters, NULL)
-               : result;
+    if (result != CUDA_SUCCESS || tu_gpu_launch_quickly(gpus, gpu, stream,
+                                                        &(CUDA_KERNEL_NODE_PARAMS){ .function = kernel,
+                                                                                    .blocks = { blocks, 1, 1 },
+                                                                                    .threads = { threads, 1, 1 },
+                                                                                    .shared = shared,
+                                                                                    .parameters = parameters },
+                                                        &result))
+        return result;
+    return gpus->driver.cuLaunchKernel(kernel, blocks, 1, 1, threads, 1, 1, shared, stream, parameters, NULL);
 }
 
 static tutti_status launch(void *state, int index, void *stream, void *kernel, unsigned blocks, unsigned threads,
                            unsigned shared, const void *arguments) {
-    ON_GPU(state, index, launch_kernel(gpus, stream, kernel, blocks, threads, shared, arguments), "launching a kernel");
+    ON_GPU(state, index, launch_kernel(gpus, gpu, stream, kernel, blocks, threads, shared, arguments),
+           "launching a kernel");
 }
 
 /* ---- loading ---- */
@@ -432,6 +467,8 @@ static const tu_device_tensors tensors = {
     .set_limit = tu_gpu_set_limit,
     .pin = pin,
     .unpin = unpin,
+    .pin_there = pin_there,
+    .unpin_there = unpin_there,
     .stream_new = stream_new,
     .stream_end = stream_end,
     .synchronize = synchronize,
@@ -498,6 +535,7 @@ static void close_gpu(tu_gpus *gpus, tu_gpu *gpu) {
     if (!gpu->open)
         return;
     if (gpus->driver.cuCtxPushCurrent(gpu->context) == CUDA_SUCCESS) {
+        tu_gpu_quick_end(gpus, gpu);
         tu_gpu_products_end(gpus, gpu);
         tu_gpu_memory_end(gpus, gpu);
         for (int i = 0; i < TU_TENSOR_IMAGES; i++)

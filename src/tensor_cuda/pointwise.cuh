@@ -32,8 +32,8 @@ template <class F, class T> HERE void pointwise(const tu_launch_loop &args) {
     }
 }
 
-/* Sixteen bytes at a time; the last ones singly. A stride of 0 repeats one element. */
-template <class F, class S, class T> HERE void pointwise_dense(const tu_launch_loop &args) {
+/* Sixteen bytes at a time; the last ones singly. Some operands are one element for all. */
+template <class F, class S, class T> HERE void pointwise_dense(const tu_launch_dense &args) {
     enum {
         WIDTH = 16 / sizeof(S)
     };
@@ -46,10 +46,11 @@ template <class F, class S, class T> HERE void pointwise_dense(const tu_launch_l
     for (int k = 1; k < TU_LAUNCH_OPERANDS; k++) {
         if (k >= F::OPERANDS)
             continue;
-        repeats[k - 1] = args.at[k].literal || args.at[k].strides[0] == 0;
+        bool literal = args.literals >> k & 1;
+        repeats[k - 1] = literal || args.repeated >> k & 1;
         if (repeats[k - 1])
-            repeated[k - 1] = args.at[k].literal ? computed<T>::of_bits(args.at[k].data)
-                                                 : S::widen(*(const S *)(uintptr_t)args.at[k].data);
+            repeated[k - 1] =
+                literal ? computed<T>::of_bits(args.data[k]) : S::widen(*(const S *)(uintptr_t)args.data[k]);
     }
     int64_t packs = args.total / WIDTH, rest = args.total - packs * WIDTH;
     EACH_ELEMENT(i, packs + rest) {
@@ -60,7 +61,7 @@ template <class F, class S, class T> HERE void pointwise_dense(const tu_launch_l
         for (int k = 1; k < TU_LAUNCH_OPERANDS; k++) {
             if (k >= F::OPERANDS || repeats[k - 1])
                 continue;
-            const S *from = (const S *)(uintptr_t)args.at[k].data + first;
+            const S *from = (const S *)(uintptr_t)args.data[k] + first;
             if (full)
                 read[k - 1] = *(const pack *)from;
             else
@@ -76,7 +77,7 @@ template <class F, class S, class T> HERE void pointwise_dense(const tu_launch_l
             if (lane == 0 || full)
                 result.at[lane] = S::narrow(F::apply(in, args.numbers));
         }
-        S *to = (S *)(uintptr_t)args.at[0].data + first;
+        S *to = (S *)(uintptr_t)args.data[0] + first;
         if (full)
             *(pack *)to = result;
         else
@@ -109,7 +110,7 @@ template <class F, class S, class T> HERE void pointwise_dense(const tu_launch_l
     }
 #define ANY_KERNEL_WITH(...) ANY_KERNEL(__VA_ARGS__)
 #define DENSE_KERNEL(name, suffix, lying)                            \
-    KERNEL(name##_dense_##lying, tu_launch_loop) {                   \
+    KERNEL(name##_dense_##lying, tu_launch_dense) {                  \
         pointwise_dense<name##_##suffix, lying_##lying, TYPE>(args); \
     }
 

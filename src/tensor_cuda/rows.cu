@@ -316,6 +316,7 @@ HERE void norm_columns(const tu_launch_rows &args, Type (*brought)[COLUMNS], Typ
     }
 }
 
+#include "held.cuh"
 #define ROW_KERNEL(name, suffix, type)                            \
     KERNEL(name##_##suffix, tu_launch_rows) {                     \
         SHARED type lane[THREADS_OF_ROWS], kept[THREADS_OF_ROWS]; \
@@ -337,6 +338,13 @@ ROW_KERNELS(softmax_backward)
 ROW_KERNELS(log_softmax_backward)
 LYING_KERNELS(norm)
 LYING_KERNELS(norm_backward)
+HELD_KERNELS(softmax, f32, TU_HELD_WIDTH(4))
+HELD_KERNELS(norm, f32, TU_HELD_WIDTH(4), lying_f32, )
+HELD_KERNELS(norm, bf16, TU_HELD_WIDTH(2), lying_bf16, )
+HELD_KERNELS(norm, f16, TU_HELD_WIDTH(2), lying_f16, )
+HELD_KERNELS(norm_backward, f32, TU_HELD_WIDTH(4), lying_f32, )
+HELD_KERNELS(norm_backward, bf16, TU_HELD_WIDTH(2), lying_bf16, )
+HELD_KERNELS(norm_backward, f16, TU_HELD_WIDTH(2), lying_f16, )
 #define PLAIN_KERNEL(name, suffix, type)      \
     KERNEL(name##_##suffix, tu_launch_rows) { \
         name<type, lying_##suffix>(args);     \

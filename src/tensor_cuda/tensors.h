@@ -66,6 +66,14 @@ struct tu_gpu_graph {
 };
 #define TU_GPU_CAPTURES 16 /* at one time */
 
+/* A graph of one kernel, which is another one at each run. */
+typedef struct tu_gpu_quick {
+    pthread_mutex_t lock;
+    CUgraph graph;
+    CUgraphNode node;
+    CUgraphExec runnable; /* NULL: the driver cannot */
+} tu_gpu_quick;
+
 /* Kernels that were written at run time. */
 typedef struct tu_gpu_module {
     struct tu_gpu_module *next;
@@ -101,6 +109,7 @@ typedef struct tu_gpu {
     tu_gpu_graph *others; /* of captures that others began */
     tu_gpu_module *written;
     void *products; /* the matrix library's handle: product.c */
+    tu_gpu_quick quick;
 } tu_gpu;
 
 typedef struct tu_gpus {
@@ -140,6 +149,14 @@ tutti_status tu_gpu_set_limit(void *state, int index, size_t bytes);
 void tu_gpu_stream_gone(tu_gpus *gpus, tu_gpu *gpu, CUstream stream); /* its work is over */
 void tu_gpu_memory_end(tu_gpus *gpus, tu_gpu *gpu);                   /* with the context entered */
 void tu_gpu_memory_freed(tu_gpu *gpu, const tu_gpu_graph *graph);     /* its segments are everybody's now */
+
+/* ---- quick.c ---- */
+/* While a device is opened, before any kernel runs there: `kernel` is any that exists. */
+void tu_gpu_quick_begin(const tu_gpus *gpus, tu_gpu *gpu, CUfunction kernel);
+/* Launches a kernel and sets the result; false where it has to be launched as others are. */
+bool tu_gpu_launch_quickly(const tu_gpus *gpus, tu_gpu *gpu, CUstream stream, const CUDA_KERNEL_NODE_PARAMS *kernel,
+                           CUresult *result);
+void tu_gpu_quick_end(const tu_gpus *gpus, tu_gpu *gpu);
 
 /* ---- graph.c ---- */
 bool tu_gpu_capturing(void *state, int index, void *stream);

@@ -141,6 +141,8 @@ static const form *forms(int *count) {
         { "a chain with a column", chain, { tt_shape(37, 24), tt_shape(37, 1) }, TUTTI_BF16, 0 },
         { "a turned chain", chain, BOTH(19, 8, 33), TUTTI_F32, 1 },
         { "a chain of f64", chain, BOTH(5, 1001), TUTTI_F64, 0 },
+        { "a long chain of bf16", chain, BOTH((1 << 22) + 1027), TUTTI_BF16, 0 },
+        { "a long chain with a row", chain, { tt_shape(2049, 2056), tt_shape(2056) }, TUTTI_F32, 0 },
         { "short rows", soft_rows, BOTH(11, 3), TUTTI_F32, 0 },
         { "rows", soft_rows, BOTH(5, 3, 1024), TUTTI_F32, 0 },
         { "rows of bf16", soft_rows, { tt_shape(6, 768), tt_shape(768) }, TUTTI_BF16, 0 },
@@ -172,6 +174,76 @@ TEST_LIMIT(every_form_of_loops_leaves_the_bits_of_calls, 600) {
     remove_folder(folder);
 }
 
+/* ---- shorter forms of lines ---- */
+
+/* The bytes of a text, and how many of its lines have a word. */
+static size_t bytes_of(const char *path, const char *word, int *found) {
+    char text[256];
+    size_t bytes = 0;
+    FILE *from = fopen(path, "r");
+    CHECK(from != NULL);
+    for (*found = 0; fgets(text, sizeof text, from) != NULL; bytes += strlen(text))
+        *found += strstr(text, word) != NULL;
+    fclose(from);
+    return bytes;
+}
+
+/* Functions of numbers of bf16, and one whose result is not rounded; sums behind exact products, rounded in
+ * between or not, which may be infinite; and products that are not exact. */
+static int shortened(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
+    (void)user;
+    tt_tensor *x = inputs.at[0], *y = inputs.at[1], *wide = tt_to(x, TUTTI_F32);
+    outputs[0] = tt_tanh(tt_add_scalar(tt_mul_scalar(x, 2), 1));
+    outputs[1] = tt_add(tt_sigmoid(x), tt_to(tt_tanh(wide), TUTTI_BF16));
+    outputs[2] = tt_add_scalar(tt_mul_scalar(y, 4), -0x1p64);
+    outputs[3] = tt_add_scalar(tt_mul_scalar(y, 0.75), -0x1p127);
+    outputs[4] = tt_add_scalar(tt_mul_scalar(y, 2), -0x1p127);
+    outputs[5] = tt_add(tt_sigmoid(tt_mul_scalar(x, 8)), tt_tanh(tt_mul_scalar(x, 0.5)));
+    outputs[6] = tt_tanh(wide);
+    return 7;
+}
+
+TEST_LIMIT(shorter_forms_of_lines_have_the_bits_of_calls_for_every_number, 600) {
+    begin();
+    const char *folder = own_folder();
+    tt_scope scope = tt_scope_open();
+    uint16_t *narrow = calloc(65536, sizeof *narrow);
+    float *wide = calloc(65536, sizeof *wide);
+    CHECK(narrow != NULL && wide != NULL);
+    for (uint32_t i = 0; i < 65536; i++) { /* every bf16, and f32 of every size */
+        uint32_t bits = i << 16 | (i * 40503u & 0xffff);
+        narrow[i] = (uint16_t)i;
+        memcpy(&wide[i], &bits, sizeof bits);
+    }
+    tt_tensor *inputs[2] = { tt_from(narrow, tt_shape(65536), TUTTI_BF16, NULL),
+                             tt_from(wide, tt_shape(65536), TUTTI_F32, NULL) };
+    tt_graph *graph = NULL;
+    tu_program *program = NULL;
+    tt_tensor *expected[7], *results[7];
+    CHECK(tt_capture(shortened, NULL, tt_tensors_of(2, inputs), &graph));
+    CHECK_OK(tu_program_make(graph, &(tu_program_options){ .folder = folder, .name = "short" }, &program));
+    CHECK(tu_program_count(program).compiled > 0);
+    char path[PATH_MAX + 16];
+    int hyperbolic, logistic, sums;
+    snprintf(path, sizeof path, "%s/short.cu", folder);
+    CHECK(bytes_of(path, "tu_near_tanh(v", &hyperbolic) > 0 && bytes_of(path, "tu_near_sigmoid(v", &logistic) > 0 &&
+          bytes_of(path, "tu_fma_f32(v", &sums) > 0);
+    CHECK_EQ(hyperbolic, 3);
+    CHECK_EQ(logistic, 2);
+    CHECK_EQ(sums, 2);
+    int count = shortened(tt_tensors_of(2, inputs), expected, NULL);
+    run_program(program, graph, tt_tensors_of(2, inputs), results);
+    for (int i = 0; i < count; i++)
+        if (!same_bits(results[i], expected[i]))
+            FAIL("result %d differs", i);
+    tu_program_release(program);
+    tt_graph_release(&graph);
+    CHECK_OK(tt_scope_close(&scope));
+    free(narrow);
+    free(wide);
+    remove_folder(folder);
+}
+
 /* ---- what is written ---- */
 
 static int everything(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
@@ -183,7 +255,8 @@ static int everything(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     outputs[1] = tt_to(tt_pow_scalar(tt_sin(tt_add(x, y)), 3), TUTTI_F16);
     outputs[2] = tt_to(tt_gt(x, y), TUTTI_I64);
     outputs[3] = tt_sum(tt_square(tt_to(y, TUTTI_F64)));
-    return 4;
+    outputs[4] = tt_mul(tt_tanh(x), tt_sigmoid(x));
+    return 5;
 }
 
 TEST_LIMIT(what_is_written_for_gpus_is_cuda_c, 600) {
@@ -216,17 +289,6 @@ static int two_alike(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
         x = tt_matmul(tt_relu(tt_add_scalar(x, 1)), inputs.at[1]);
     outputs[0] = x;
     return 1;
-}
-
-static size_t bytes_of(const char *path, const char *word, int *found) {
-    char text[256];
-    size_t bytes = 0;
-    FILE *from = fopen(path, "r");
-    CHECK(from != NULL);
-    for (*found = 0; fgets(text, sizeof text, from) != NULL; bytes += strlen(text))
-        *found += strncmp(text, word, strlen(word)) == 0;
-    fclose(from);
-    return bytes;
 }
 
 TEST_LIMIT(loops_that_are_alike_are_written_once, 600) {

@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 #include <math.h>
+#include <pthread.h>
 
 #include <tutti/optimizer.h>
 #include <tutti/tensors.h>
@@ -127,6 +128,41 @@ TEST(a_comparison_whose_copy_fails_says_so) {
     }
     CHECK(failures > 0);
     CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+/* Launches on the default stream are runs of a graph whose kernel is set anew each time. */
+static void *add_often(void *failed) {
+    tt_scope scope = tt_scope_open();
+    tt_options options;
+    tt_tensor *x = tt_zeros(tt_shape(5), TUTTI_F32, on(&options, test_device())),
+              *y = tt_full(tt_shape(5), 1, TUTTI_F32, &options);
+    for (int i = 0; i < 300; i++)
+        tt_add_(x, i % 3 == 0 ? tt_mul_scalar(y, 2) : y);
+    float sums[5];
+    bool good = tt_read(x, sums, TUTTI_F32, 5) && sums[0] == 400 && sums[4] == 400;
+    *(int *)failed = tt_scope_close(&scope) != TUTTI_OK || !good;
+    return NULL;
+}
+
+TEST(launches_of_several_threads_and_of_drivers_that_refuse_a_graph_are_made_all_the_same) {
+    pthread_t threads[3];
+    int failed[4] = { 0 };
+    (void)there();
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(pthread_create(&threads[i], NULL, add_often, &failed[i]), 0);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(pthread_join(threads[i], NULL), 0);
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    void (*fail)(const char *, int) =
+        driver == NULL ? NULL : (void (*)(const char *, int))dlsym(driver, "standin_fail");
+    if (fail != NULL)
+        fail("cuGraphExecKernelNodeSetParams", 7);
+    add_often(&failed[3]);
+    if (fail != NULL)
+        fail("", 0);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(failed[i], 0);
     test_device_leave();
 }
 

@@ -20,6 +20,7 @@ typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphExec_st *CUgraphExec;
+typedef struct CUgraphNode_st *CUgraphNode;
 typedef unsigned long long CUmemGenericAllocationHandle;
 
 enum {
@@ -57,6 +58,7 @@ enum {
     CU_EVENT_DISABLE_TIMING = 2,
     CU_MEMHOSTALLOC_PORTABLE = 1,
     CU_MEMHOSTALLOC_DEVICEMAP = 2,
+    CU_MEMHOSTREGISTER_PORTABLE = 1,
 
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8,
     CU_TENSOR_MAP_DATA_TYPE_UINT8 = 0,
@@ -82,6 +84,13 @@ typedef struct CUmemAllocationProp {
     } allocFlags;
 } CUmemAllocationProp;
 
+typedef struct CUDA_KERNEL_NODE_PARAMS { /* of version 12: a launch as a node of a graph */
+    CUfunction function;
+    unsigned blocks[3], threads[3], shared;
+    void **parameters, **extra;
+    void *kernel;
+    CUcontext context;
+} CUDA_KERNEL_NODE_PARAMS;
 typedef struct CUmemAccessDesc {
     CUmemLocation location;
     int flags;
@@ -174,6 +183,8 @@ enum {
     X(1, cuMemFree, 3020, (CUdeviceptr address))                                                                    \
     X(1, cuMemHostAlloc, 2020, (void **address, size_t bytes, unsigned flags))                                      \
     X(1, cuMemFreeHost, 2000, (void *address))                                                                      \
+    X(1, cuMemHostRegister, 6050, (void *address, size_t bytes, unsigned flags))                                    \
+    X(1, cuMemHostUnregister, 4000, (void *address))                                                                \
     X(1, cuMemHostGetDevicePointer, 3020, (CUdeviceptr * device, void *host, unsigned flags))                       \
     X(1, cuPointerGetAttributes, 7000, (unsigned count, int *attributes, void **values, CUdeviceptr address))       \
     X(1, cuStreamCreate, 2000, (CUstream * stream, unsigned flags))                                                 \
@@ -186,6 +197,12 @@ enum {
     X(0, cuStreamEndCapture, 10000, (CUstream stream, CUgraph * graph))                                             \
     X(0, cuThreadExchangeStreamCaptureMode, 10010, (int *mode))                                                     \
     X(0, cuGraphInstantiateWithFlags, 11040, (CUgraphExec * runnable, CUgraph graph, unsigned long long flags))     \
+    X(0, cuGraphCreate, 10000, (CUgraph * graph, unsigned flags))                                                   \
+    X(0, cuGraphAddKernelNode, 12000,                                                                               \
+      (CUgraphNode * node, CUgraph graph, const CUgraphNode *before, size_t before_count,                           \
+       const CUDA_KERNEL_NODE_PARAMS *kernel))                                                                      \
+    X(0, cuGraphExecKernelNodeSetParams, 12000,                                                                     \
+      (CUgraphExec runnable, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *kernel))                              \
     X(0, cuGraphLaunch, 10000, (CUgraphExec runnable, CUstream stream))                                             \
     X(0, cuGraphExecDestroy, 10000, (CUgraphExec runnable))                                                         \
     X(0, cuGraphDestroy, 10000, (CUgraph graph))                                                                    \

@@ -27,9 +27,15 @@
 
 /* ---- signs ---- */
 
+#ifdef __CUDACC__
+TU_LANE vec_f32 tu_abs_f32(vec_f32 x) {
+    return fabsf(x); /* a part of the instruction that takes it */
+}
+#else
 TU_LANE vec_f32 tu_abs_f32(vec_f32 x) {
     return tu_float_f32(tu_bits_f32(x) & 0x7fffffff);
 }
+#endif
 TU_LANE vec_f64 tu_abs_f64(vec_f64 x) {
     return tu_float_f64(tu_bits_f64(x) & INT64_MAX);
 }
@@ -61,8 +67,8 @@ TU_EXTREMES(f32)
 TU_EXTREMES(f64)
 #undef TU_EXTREMES
 
-/* left / right for a right between 1 and 2^60 and a left that is no larger than that in magnitude; where left is tiny
- * (below 2^-100), right is a power of two. A GPU divides by the same steps that its compiler writes, without asking
+/* left / right for a right between 1 and 2^60 and a left of at most 2^100 in magnitude; where left is tiny (below
+ * 2^-100), right is a power of two. A GPU divides by the same steps that its compiler writes, without asking
  * whether numbers are out of the ordinary, which costs branches: with these they are not, and for a power of two every
  * step is exact but the last. */
 #ifdef __CUDACC__
@@ -78,6 +84,18 @@ TU_LANE vec_f32 tu_tame_ratio_f32(vec_f32 left, vec_f32 right) {
     return left / right;
 }
 #endif
+/* The same in tanh and sigmoid, where on Hopper its inverse is good enough as it comes: that was tried for every number
+ * (tests/cuda/elementary.c), and is known of no other processor. */
+TU_LANE vec_f32 tu_tried_ratio_f32(vec_f32 left, vec_f32 right) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900 && !defined(TU_RATIOS_UNTRIED)
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(right));
+    float ratio = left * inverse;
+    return tu_fma_f32(tu_fma_f32(-right, ratio, left), inverse, ratio);
+#else
+    return tu_tame_ratio_f32(left, right);
+#endif
+}
 TU_LANE vec_f64 tu_tame_ratio_f64(vec_f64 left, vec_f64 right) {
     return left / right;
 }
@@ -134,20 +152,24 @@ TU_LANE vec_f64 tu_scale_down_f64(vec_f64 x, vec_f64 sum) {
 
 /* ---- exp, expm1 ---- */
 
-/* x = n ln 2 + r with |r| <= ln 2 / 2; returns e^r - 1 - r, which is r^2 (1/2 + r/6 + …), and sets the sum of the
- * exponent n and the magic number, and the remainder r. */
-TU_LANE vec_f32 tu_exp_parts_f32(vec_f32 x, vec_f32 *sum, vec_f32 *remainder) {
+/* x = n ln 2 + r with |r| <= ln 2 / 2: sets the sum of the exponent n and the magic number, and the remainder r, and
+ * returns (e^r - 1 - r) / r^2, which is 1/2 + r/6 + …. */
+TU_LANE vec_f32 tu_exp_fit_f32(vec_f32 x, vec_f32 *sum, vec_f32 *remainder) {
     *sum = tu_fma_f32(x, TU_K32(0x1.715476p+0f), TU_K32(TU_MAGIC32));
     vec_f32 whole = *sum - TU_K32(TU_MAGIC32);
     vec_f32 rest = tu_fma_f32(whole, TU_K32(-0x1.62e43p-1f), x);
-    rest = tu_fma_f32(whole, TU_K32(0x1.05c61p-29f), rest);
+    *remainder = rest = tu_fma_f32(whole, TU_K32(0x1.05c61p-29f), rest);
     vec_f32 fit = tu_fma_f32(rest, TU_K32(0x1.6da0cp-10f), TU_K32(0x1.122d8ep-7f));
     fit = tu_fma_f32(fit, rest, TU_K32(0x1.55547ep-5f));
     fit = tu_fma_f32(fit, rest, TU_K32(0x1.5554a8p-3f));
-    fit = tu_fma_f32(fit, rest, TU_K32(0.5f));
-    *remainder = rest;
-    return fit * (rest * rest);
+    return tu_fma_f32(fit, rest, TU_K32(0.5f));
 }
+/* e^r, and the sum. */
+TU_LANE vec_f32 tu_exp_rest_f32(vec_f32 x, vec_f32 *sum) {
+    vec_f32 rest, fit = tu_exp_fit_f32(x, sum, &rest);
+    return tu_fma_f32(tu_fma_f32(fit, rest, TU_K32(1.0f)), rest, TU_K32(1.0f));
+}
+/* In f64 e^r - 1 - r is returned. */
 TU_LANE vec_f64 tu_exp_parts_f64(vec_f64 x, vec_f64 *sum, vec_f64 *remainder) {
     *sum = tu_fma_f64(x, TU_K64(0x1.71547652b82fep+0), TU_K64(TU_MAGIC64));
     vec_f64 whole = *sum - TU_K64(TU_MAGIC64);
@@ -169,9 +191,9 @@ TU_LANE vec_f64 tu_exp_parts_f64(vec_f64 x, vec_f64 *sum, vec_f64 *remainder) {
 
 /* Beyond the limits the results are 0 and infinity; the order of the arguments lets a NaN through. */
 TU_LANE vec_f32 tu_exp_f32(vec_f32 x) {
-    vec_f32 sum, remainder, limited = tu_greater_f32(TU_K32(-104.0f), tu_lesser_f32(TU_K32(89.0f), x));
-    vec_f32 more = tu_exp_parts_f32(limited, &sum, &remainder);
-    return tu_scale_f32(TU_K32(1.0f) + (remainder + more), sum - TU_K32(TU_MAGIC32));
+    vec_f32 sum, limited = tu_greater_f32(TU_K32(-104.0f), tu_lesser_f32(TU_K32(89.0f), x));
+    vec_f32 rest = tu_exp_rest_f32(limited, &sum);
+    return tu_scale_f32(rest, sum - TU_K32(TU_MAGIC32));
 }
 TU_LANE vec_f64 tu_exp_f64(vec_f64 x) {
     vec_f64 sum, remainder, limited = tu_greater_f64(TU_K64(-746.0), tu_lesser_f64(TU_K64(710.0), x));
@@ -181,14 +203,13 @@ TU_LANE vec_f64 tu_exp_f64(vec_f64 x) {
 
 /* The same bits for x that is not above 0, or NaN, as what is left of a row when its largest element is taken away. */
 TU_LANE vec_f32 tu_exp_below_f32(vec_f32 x) {
-    vec_f32 sum, remainder, more = tu_exp_parts_f32(tu_greater_f32(TU_K32(-104.0f), x), &sum, &remainder);
-    return tu_scale_down_f32(TU_K32(1.0f) + (remainder + more), sum);
+    vec_f32 sum, rest = tu_exp_rest_f32(tu_greater_f32(TU_K32(-104.0f), x), &sum);
+    return tu_scale_down_f32(rest, sum);
 }
 /* And of -|x|. */
 TU_LANE vec_f32 tu_exp_minus_f32(vec_f32 x) {
-    vec_f32 sum, remainder, limited = -tu_lesser_f32(TU_K32(104.0f), tu_abs_f32(x));
-    vec_f32 more = tu_exp_parts_f32(limited, &sum, &remainder);
-    return tu_scale_down_f32(TU_K32(1.0f) + (remainder + more), sum);
+    vec_f32 sum, rest = tu_exp_rest_f32(-tu_lesser_f32(TU_K32(104.0f), tu_abs_f32(x)), &sum);
+    return tu_scale_down_f32(rest, sum);
 }
 TU_LANE vec_f64 tu_exp_below_f64(vec_f64 x) {
     vec_f64 sum, remainder, more = tu_exp_parts_f64(tu_greater_f64(TU_K64(-746.0), x), &sum, &remainder);
@@ -204,9 +225,9 @@ TU_LANE vec_f64 tu_exp_minus_f64(vec_f64 x) {
 /* With exponent n and remainder r: 2^n (e^r - 1) + (2^n - 1), halved so that the largest 2^n fits; below the lower
  * limit it rounds to -1. */
 TU_LANE vec_f32 tu_expm1_f32(vec_f32 x) {
-    vec_f32 sum, remainder, limited = tu_greater_f32(TU_K32(-18.0f), tu_lesser_f32(TU_K32(89.0f), x));
-    vec_f32 more = tu_exp_parts_f32(limited, &sum, &remainder), power = tu_power_of_sum_f32(sum, -1);
-    vec_f32 result = tu_fma_f32(power, remainder + more, power - TU_K32(0.5f));
+    vec_f32 sum, rest, limited = tu_greater_f32(TU_K32(-18.0f), tu_lesser_f32(TU_K32(89.0f), x));
+    vec_f32 fit = tu_exp_fit_f32(limited, &sum, &rest), power = tu_power_of_sum_f32(sum, -1);
+    vec_f32 result = tu_fma_f32(power, tu_fma_f32(fit, rest * rest, rest), power - TU_K32(0.5f));
     return TU_SELECT(x == TU_K32(0.0f), x, result + result); /* -0 stays */
 }
 TU_LANE vec_f64 tu_expm1_f64(vec_f64 x) {
@@ -268,6 +289,11 @@ TU_LANE vec_f32 tu_log_f32(vec_f32 x) {
     result = TU_SELECT(x < TU_K32(__builtin_inff()), result, x + x); /* infinity and NaN */
     result = TU_SELECT(x == TU_K32(0.0f), TU_K32(-__builtin_inff()), result);
     return TU_SELECT(x < TU_K32(0.0f), TU_K32(__builtin_nanf("")), result);
+}
+/* Of what is neither below the smallest normal number nor above the largest. */
+TU_LANE vec_f64 tu_log_normal_f64(vec_f64 x) {
+    vec_f64 fraction, exponent = tu_log_parts_f64(x, &fraction);
+    return tu_log_sum_f64(fraction, exponent);
 }
 TU_LANE vec_f64 tu_log_f64(vec_f64 x) {
     vec_f64 fraction, scaled = TU_SELECT(x < TU_K64(0x1p-1022), x * TU_K64(4503599627370496.0), x);
@@ -411,13 +437,18 @@ TU_LANE vec_f32 tu_reduce_f32(vec_f32 x, vec_i32 *quadrant) {
     }
     return remainder;
 }
-TU_LANE vec_f64 tu_reduce_f64(vec_f64 x, vec_i64 *quadrant) {
+/* The same for |x| < 65536. */
+TU_LANE vec_f64 tu_reduce_near_f64(vec_f64 x, vec_i64 *quadrant) {
     vec_f64 shifted = tu_fma_f64(x, TU_K64(0x1.45f306dc9c883p-1), TU_K64(TU_MAGIC64)),
             whole = shifted - TU_K64(TU_MAGIC64);
     vec_f64 remainder = tu_fma_f64(whole, TU_K64(-0x1.921fb54442d18p+0), x);
     remainder = tu_fma_f64(whole, TU_K64(-0x1.1a62633145c07p-54), remainder);
     remainder = tu_fma_f64(whole, TU_K64(0x1.f1976b7ed8fbcp-110), remainder);
     *quadrant = tu_bits_f64(shifted);
+    return remainder;
+}
+TU_LANE vec_f64 tu_reduce_f64(vec_f64 x, vec_i64 *quadrant) {
+    vec_f64 remainder = tu_reduce_near_f64(x, quadrant);
     if (tu_any_f64(TU_NOT(tu_abs_f64(x) < TU_K64(65536.0)))) {
         vec_f64 lanes = x;
         tu_reduce_lanes_f64((const double *)&lanes, (double *)&remainder, (int64_t *)quadrant);
@@ -473,12 +504,19 @@ TU_SIN_COS(f64, vec_i64)
 
 /* ---- tanh, sigmoid ---- */
 
-/* With e = exp(2 |x|) - 1, the exponential: e / (e + 2). The limit is past where it rounds to 1. */
+/* With h = (exp(2 |x|) - 1) / 2: h / (h + 1). The limit is past where it rounds to 1. In f32 the remainder of 2 |x| is
+ * halved too, and needs no second part: where |x| / ln 2 is not small, the error of h is. */
 TU_LANE vec_f32 tu_tanh_f32(vec_f32 x) {
-    vec_f32 sum, remainder, twice = tu_lesser_f32(TU_K32(20.0f), TU_K32(2.0f) * tu_abs_f32(x));
-    vec_f32 more = tu_exp_parts_f32(twice, &sum, &remainder), power = tu_power_of_sum_f32(sum, 0);
-    vec_f32 exponential = tu_fma_f32(power, remainder + more, power - TU_K32(1.0f));
-    return tu_copysign_f32(tu_tame_ratio_f32(exponential, exponential + TU_K32(2.0f)), x);
+    vec_f32 limited = tu_lesser_f32(TU_K32(10.0f), tu_abs_f32(x));
+    vec_f32 sum = tu_fma_f32(limited, TU_K32(0x1.715476p+1f), TU_K32(TU_MAGIC32)), whole = sum - TU_K32(TU_MAGIC32);
+    vec_f32 rest = tu_fma_f32(whole, TU_K32(-0x1.62e43p-2f), limited);
+    vec_f32 fit = tu_fma_f32(rest, TU_K32(0x1.6da0cp-5f), TU_K32(0x1.122d8ep-3f));
+    fit = tu_fma_f32(fit, rest, TU_K32(0x1.55547ep-2f));
+    fit = tu_fma_f32(fit, rest, TU_K32(0x1.5554a8p-1f));
+    fit = tu_fma_f32(fit, rest, TU_K32(1.0f));
+    vec_f32 power = tu_power_of_sum_f32(sum, 0), less = tu_fma_f32(power, TU_K32(0.5f), TU_K32(-0.5f));
+    vec_f32 half = tu_fma_f32(power, tu_fma_f32(fit, rest * rest, rest), less);
+    return tu_copysign_f32(tu_tried_ratio_f32(half, half + TU_K32(1.0f)), x);
 }
 TU_LANE vec_f64 tu_tanh_f64(vec_f64 x) {
     vec_f64 sum, remainder, twice = tu_lesser_f64(TU_K64(42.0), TU_K64(2.0) * tu_abs_f64(x));
@@ -487,10 +525,13 @@ TU_LANE vec_f64 tu_tanh_f64(vec_f64 x) {
     return tu_copysign_f64(exponential / (exponential + TU_K64(2.0)), x);
 }
 
-/* The exponential is at most 1, so that nothing overflows and small results keep their digits. */
+/* In f32 e / (1 + e) with e = exp(x): the upper limit is past where it rounds to 1, and e is made 2^64 times as large,
+ * so that only the result is a denormal. In f64 the exponential is at most 1. */
 TU_LANE vec_f32 tu_sigmoid_f32(vec_f32 x) {
-    vec_f32 exponential = tu_exp_minus_f32(x), one = TU_K32(1.0f);
-    return tu_tame_ratio_f32(TU_SELECT(x < TU_K32(0.0f), exponential, one), one + exponential);
+    vec_f32 sum, limited = tu_greater_f32(TU_K32(-104.0f), tu_lesser_f32(TU_K32(20.0f), x));
+    vec_f32 rest = tu_exp_rest_f32(limited, &sum), large = rest * tu_power_of_sum_f32(sum, 64);
+    vec_f32 more = tu_fma_f32(large, TU_K32(0x1p-64f), TU_K32(1.0f));
+    return tu_tried_ratio_f32(large, more) * TU_K32(0x1p-64f);
 }
 TU_LANE vec_f64 tu_sigmoid_f64(vec_f64 x) {
     vec_f64 exponential = tu_exp_minus_f64(x), one = TU_K64(1.0);

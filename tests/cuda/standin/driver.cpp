@@ -250,6 +250,27 @@ static CUresult free_host(void *data) {
     objects--;
     return CUDA_SUCCESS;
 }
+/* A page is registered once, as the driver has it. */
+static CUresult register_host(void *data, size_t bytes, unsigned) {
+    std::lock_guard<std::mutex> held(lock);
+    const CUdeviceptr page = 4096, first = (CUdeviceptr)(uintptr_t)data / page,
+                      last = ((CUdeviceptr)(uintptr_t)data + bytes - 1) / page;
+    if (data == nullptr || bytes == 0)
+        return CUDA_ERROR_INVALID_HANDLE;
+    for (const auto &each : pinned)
+        if (each.first / page <= last && (each.first + each.second - 1) / page >= first)
+            return CUDA_ERROR_INVALID_HANDLE;
+    pinned[(CUdeviceptr)(uintptr_t)data] = bytes;
+    objects++;
+    return CUDA_SUCCESS;
+}
+static CUresult unregister_host(void *data) {
+    std::lock_guard<std::mutex> held(lock);
+    if (pinned.erase((CUdeviceptr)(uintptr_t)data) == 0)
+        return CUDA_ERROR_INVALID_HANDLE;
+    objects--;
+    return CUDA_SUCCESS;
+}
 static CUresult device_pointer(CUdeviceptr *here, void *data, unsigned) {
     *here = (CUdeviceptr)(uintptr_t)data;
     return CUDA_SUCCESS;
@@ -535,10 +556,12 @@ static CUresult instantiate(CUgraphExec *runnable, CUgraph graph, unsigned long 
     *runnable = (CUgraphExec) new notes(*(notes *)graph);
     return CUDA_SUCCESS;
 }
+static thread_local CUresult graph_result; /* of a kernel that a graph was given by itself, and not by a capture */
 static CUresult launch_graph(CUgraphExec runnable, CUstream) {
+    graph_result = CUDA_SUCCESS;
     for (auto &each : *(notes *)runnable)
         each();
-    return CUDA_SUCCESS;
+    return graph_result;
 }
 static CUresult end_runnable(CUgraphExec runnable) {
     delete (notes *)runnable;
@@ -650,8 +673,7 @@ static CUresult find(CUfunction *function, CUmodule module, const char *name) {
         *function = (CUfunction)(void *)emulated::find(name);
     } else if (void *run = dlsym(found->second->library, name)) {
         auto &kernel = found->second->kernels[name];
-        kernel = { (emulated::body *)run, 25 * sizeof(void *), false,
-                   (emulated::placer *)dlsym(found->second->library, "standin_here") };
+        kernel = { nullptr, 25 * sizeof(void *), false, (emulated::loop *)run };
         *function = (CUfunction)(void *)&kernel;
     }
     return *function != nullptr ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
@@ -688,9 +710,10 @@ static void run_kernel(const emulated::kernel *kernel, unsigned blocks, unsigned
         return emulated::run_fibers(kernel->run, blocks, threads, args);
     for (unsigned block = 0; block < blocks; block++) {
         emulated::here = { (int64_t)block, (int64_t)blocks, (int)threads };
-        if (kernel->place != nullptr)
-            kernel->place((int64_t)block, (int64_t)blocks, (int)threads);
-        kernel->run(args);
+        if (kernel->written != nullptr)
+            kernel->written(args, (int64_t)block, (int64_t)blocks);
+        else
+            kernel->run(args);
     }
 }
 /* A mark that a watcher looks at: not before the stream goes on. */
@@ -720,6 +743,38 @@ static CUresult launch(CUfunction function, unsigned grid_x, unsigned, unsigned,
     auto args = std::shared_ptr<void>(aligned_alloc(64, (kernel->bytes + 63) / 64 * 64), free);
     memcpy(args.get(), parameters[0], kernel->bytes);
     return give(stream, [=] { run_kernel(kernel, grid_x, block_x, args.get()); });
+}
+/* A node of a graph: a launch, whose parameters are copied when they are set. */
+struct kernel_node {
+    CUDA_KERNEL_NODE_PARAMS kernel;
+    std::vector<char> args;
+};
+static void set_node(kernel_node *node, const CUDA_KERNEL_NODE_PARAMS *kernel) {
+    size_t bytes = ((const emulated::kernel *)(void *)kernel->function)->bytes;
+    node->kernel = *kernel;
+    node->args.assign((const char *)kernel->parameters[0], (const char *)kernel->parameters[0] + bytes);
+}
+static CUresult make_graph(CUgraph *graph, unsigned) {
+    *graph = (CUgraph) new notes;
+    return CUDA_SUCCESS;
+}
+static CUresult add_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *, size_t,
+                         const CUDA_KERNEL_NODE_PARAMS *kernel) {
+    auto added = std::make_shared<kernel_node>();
+    set_node(added.get(), kernel);
+    ((notes *)graph)->push_back([=] {
+        void *parameters[1] = { added->args.data() };
+        graph_result = launch(added->kernel.function, added->kernel.blocks[0], 1, 1, added->kernel.threads[0], 1, 1,
+                              added->kernel.shared, nullptr, parameters, nullptr);
+    });
+    *node = (CUgraphNode)added.get();
+    return CUDA_SUCCESS;
+}
+static CUresult set_node_of(CUgraphExec, CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS *kernel) {
+    if (fails_in("cuGraphExecKernelNodeSetParams"))
+        return 1; /* invalid value */
+    set_node((kernel_node *)node, kernel);
+    return CUDA_SUCCESS;
 }
 /* What a kernel may have changes nothing here. */
 static CUresult set_attribute(CUfunction, int, int) {
@@ -765,6 +820,8 @@ static const struct {
     { "cuMemFree", (void *)free_memory },
     { "cuMemHostAlloc", (void *)counted<allocate_host>::call },
     { "cuMemFreeHost", (void *)free_host },
+    { "cuMemHostRegister", (void *)counted<register_host>::call },
+    { "cuMemHostUnregister", (void *)unregister_host },
     { "cuMemHostGetDevicePointer", (void *)counted<device_pointer>::call },
     { "cuMemcpyAsync", (void *)counted<copy>::call },
     { "cuMemsetD8Async", (void *)counted<clear>::call },
@@ -810,6 +867,9 @@ static const struct {
     { "cuStreamEndCapture", (void *)counted<end_capture>::call },
     { "cuThreadExchangeStreamCaptureMode", (void *)counted<exchange_mode>::call },
     { "cuGraphInstantiateWithFlags", (void *)counted<instantiate>::call },
+    { "cuGraphCreate", (void *)counted<make_graph>::call },
+    { "cuGraphAddKernelNode", (void *)counted<add_node>::call },
+    { "cuGraphExecKernelNodeSetParams", (void *)counted<set_node_of>::call },
     { "cuGraphLaunch", (void *)counted<launch_graph>::call },
     { "cuGraphExecDestroy", (void *)end_runnable },
     { "cuGraphDestroy", (void *)end_graph },

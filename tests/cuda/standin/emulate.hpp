@@ -11,19 +11,19 @@
 
 namespace emulated {
 typedef void body(const void *args);
-typedef void placer(int64_t block, int64_t blocks, int threads);
+typedef void loop(const void *args, int64_t block, int64_t blocks);
 struct place {
     int64_t block, blocks;
     int threads;
 };
 extern thread_local place here;
-/* A kernel: the bytes of its argument, whether its threads meet while they run, and, where it was written at run time,
- * who is told where it runs. */
+/* A kernel: the bytes of its argument, and whether its threads meet while they run; one that was written at run time is
+ * a loop instead, which is told where it runs. */
 struct kernel {
     body *run;
     size_t bytes;
     bool fibers;
-    placer *place;
+    loop *written;
 };
 /* Makes one known by its name. */
 struct entry {

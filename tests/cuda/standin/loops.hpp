@@ -7,19 +7,18 @@
 #include <cstdint>
 #include <cstring>
 
-static thread_local int64_t standin_block, standin_blocks;
-static thread_local int standin_threads;
-extern "C" __attribute__((visibility("default"))) void standin_here(int64_t block, int64_t blocks, int threads) {
-    standin_block = block;
-    standin_blocks = blocks;
-    standin_threads = threads;
-}
-
 struct tu_places;
 #define HERE static inline
-#define LOOP(name) extern "C" __attribute__((visibility("default"))) void name(const tu_places &args)
+/* Where it runs comes as arguments, not in words of the thread: what address sanitizer guesses of these is wrong now
+ * and then in libraries that are loaded late, and it ends the process then. */
+#define LOOP(name)                                               \
+    extern "C" __attribute__((visibility("default"))) void name( \
+        const tu_places &args, [[maybe_unused]] int64_t standin_block, [[maybe_unused]] int64_t standin_blocks)
 #define EACH_ELEMENT(i, first, total, step) \
     for (int64_t i = (first) + standin_block * (step); i < (total); i += standin_blocks * (step))
+#define EACH_PACK(i, total, width, packs)                                                                   \
+    for (int64_t block = standin_block; block * 256 * (packs) * (width) < (total); block += standin_blocks) \
+        for (int64_t i = block * 256 * (packs) * (width), end = i + 256 * (width); i < end; i += (width))
 #define EACH_ROW(row, count, lanes) for (int64_t row = standin_block; row < (count); row += standin_blocks)
 #define EACH_LANE(lane, lanes) for (int lane = 0; lane < (lanes); lane++)
 #define HELD(type, name, count) type name[32][count]
