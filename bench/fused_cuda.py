@@ -28,7 +28,7 @@ parser.add_argument("--kinds", default="gather,scatter,scaled,scaled-rows,scaled
 parser.add_argument("--rounds", type=int, default=7)
 parser.add_argument("--calls", type=int, default=0, help="of one measurement; 0: by size")
 parser.add_argument("--no-torch", action="store_true", help="leave PyTorch's fused operators out")
-parser.add_argument("--graph", action="store_true", help="also replay Tutti's calls from a CUDA graph")
+parser.add_argument("--graph", action="store_true", help="also replay the matmul and Tutti's calls from a CUDA graph: their second ratio is to the replayed matmul")
 parser.add_argument("--json")
 arguments = parser.parse_args()
 
@@ -240,6 +240,10 @@ def slowest(values):
     return statistics.median(max(of_ranks) for of_ranks in zip(*gathered))
 
 
+def replayed(row, name):
+    return f", {row[name] / row['matmul graph']:.2f}" if name.startswith("tutti") and name.endswith("graph") else ""
+
+
 rows = []
 for kind in arguments.kinds.split(","):
     for text in arguments.shapes.split(","):
@@ -257,7 +261,7 @@ for kind in arguments.kinds.split(","):
             dist.barrier()
         del expected
         if arguments.graph:
-            for name in [name for name in table if name.startswith("tutti")]:
+            for name in [name for name in table if name != "torch"]:
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=main):
                     table[name]()
@@ -275,7 +279,7 @@ for kind in arguments.kinds.split(","):
         if rank == 0:
             base = row["matmul"]
             print(f"{size} ranks {kind:16} {text:17} matmul {base:7.1f} us  " +
-                  "  ".join(f"{name} {row[name]:.1f} ({row[name] / base:.2f})" for name in times if name != "matmul") +
+                  "  ".join(f"{name} {row[name]:.1f} ({row[name] / base:.2f}{replayed(row, name)})" for name in times if name != "matmul") +
                   f"  errors {max(errors.values()):.1e}", flush=True)
         torch.cuda.synchronize()
         dist.barrier()

@@ -223,11 +223,12 @@ static size_t rounded(size_t bytes) {
 /* Of the half of the current gather, and of the stage of the current scatter. Calls that are captured do not count:
  * they do not run between those before and behind them, which may have no meeting of theirs between two uses of a half.
  */
-static size_t half_offset(const tu_fused_room *room) {
-    return room->board_bytes + room->gathers % 2 * room->half_bytes;
+static size_t half_offset(const tu_fused_run *run) {
+    const tu_fused_room *room = run->room;
+    return room->board_bytes + (run->capturing ? 2 : room->gathers % 2) * room->half_bytes;
 }
 static size_t stage_offset(const tu_fused_room *room) {
-    return room->board_bytes + 2 * room->half_bytes + room->scatters % 2 * room->stage_bytes;
+    return room->board_bytes + 3 * room->half_bytes + room->scatters % 2 * room->stage_bytes;
 }
 
 /* A board with words for so many rows and columns of each rank's block. */
@@ -243,7 +244,7 @@ static tutti_status reserve(tu_fused_run *run, const tu_fused_signature *signatu
     size_t board = rounded(board_bytes > room->board_bytes ? board_bytes : room->board_bytes),
            half = rounded(half_bytes > room->half_bytes ? half_bytes : room->half_bytes),
            stage = rounded(stage_bytes > room->stage_bytes ? stage_bytes : room->stage_bytes),
-           old = room->board_bytes + 2 * (room->half_bytes + room->stage_bytes), bytes = board + 2 * (half + stage);
+           old = room->board_bytes + 3 * room->half_bytes + 2 * room->stage_bytes, bytes = board + 3 * half + 2 * stage;
     if (room->memory != NULL && bytes <= old)
         return TUTTI_OK;
     if (anybody_captures(run))
@@ -370,9 +371,16 @@ static tutti_status lay_out(tu_fused_gather *gather) {
 
 /* ---- gather: meeting ---- */
 
+static bool has_staged(const tu_fused_gather *gather) {
+    bool staged = false;
+    for (int i = 0; i < gather->count; i++)
+        staged = staged || (!gather->parts[i].in_place && gather->parts[i].bytes > 0);
+    return staged;
+}
+
 static tutti_status stage_parts(const tu_fused_gather *gather, void *stream) {
     const tu_fused_run *run = gather->run;
-    char *half = (char *)tutti_memory_data(run->room->memory) + half_offset(run->room);
+    char *half = (char *)tutti_memory_data(run->room->memory) + half_offset(run);
     tutti_status status = TUTTI_OK;
     for (int i = 0; i < gather->count && status == TUTTI_OK; i++) {
         const tu_fused_part *part = &gather->parts[i];
@@ -392,7 +400,7 @@ static tutti_status announce(tu_fused_gather *gather) {
     tu_fused_run *run = gather->run;
     void *stream = gather->own_first ? run->room->beside : run->stream;
     tutti_status status = gather->own_first ? follow(run->device, stream, run->stream) : TUTTI_OK;
-    if (status == TUTTI_OK && run->capturing)
+    if (status == TUTTI_OK && run->capturing && has_staged(gather)) /* all have read what the run before has staged */
         status = meet_on(run, stream);
     if (status == TUTTI_OK)
         status = stage_parts(gather, stream);
@@ -444,7 +452,7 @@ tutti_status tu_fused_close_gather(tu_fused_gather *gather, tutti_status status)
     if (run->state == NULL || status != TUTTI_OK)
         return checked(run, status);
     run->room->gathers += !run->capturing;
-    if (gather->left || (!in_place && !run->capturing))
+    if (gather->left || !in_place)
         return TUTTI_OK;
     if (!gather->own_first)
         return checked(run, meet_on(run, run->stream));
@@ -466,7 +474,7 @@ tu_shard tu_fused_part_of(const tu_fused_gather *gather, int part, int rank) {
     if (of->gathered != NULL)
         return (tu_shard){ (const char *)tu_pointer(of->gathered) + (size_t)rank * of->bytes, place->turned };
     const char *data = tu_symmetric_mapped(of->in_place ? of->blocks : run->peers, rank);
-    return (tu_shard){ data + (of->in_place ? place->offset : half_offset(run->room) + of->staged), place->turned };
+    return (tu_shard){ data + (of->in_place ? place->offset : half_offset(run) + of->staged), place->turned };
 }
 
 /* ---- in one kernel ---- */
@@ -585,7 +593,7 @@ tutti_status tu_fused_gather_together(tu_fused_gather *gather, tu_device_togethe
     const tu_fused_part *part = &gather->parts[0];
     const tu_fused_part *scales = gather->count > 1 ? &gather->parts[1] : NULL; /* of the shards' rows */
     bool in_place = part->in_place || (scales != NULL && scales->in_place);
-    char *half = (char *)tutti_memory_data(run->room->memory) + half_offset(run->room);
+    char *half = (char *)tutti_memory_data(run->room->memory) + half_offset(run);
     for (int rank = 0; rank < run->size; rank++) {
         bool own = rank == run->rank;
         product->left[rank] = own ? tu_pointer(part->tensor) : tu_fused_part_of(gather, 0, rank).data;
@@ -598,8 +606,7 @@ tutti_status tu_fused_gather_together(tu_fused_gather *gather, tu_device_togethe
         product->half = half + part->staged;
         product->shard_bytes = part->bytes;
     }
-    /* What was staged is behind the next meeting; but what a graph has captured has none. */
-    product->leaves_together = product->leaves_together && (in_place || run->capturing);
+    product->leaves_together = product->leaves_together && in_place; /* what was staged is behind the next meeting */
     gather->left = product->leaves_together;
     return checked(run, run_together(run, product));
 }
@@ -678,7 +685,7 @@ tutti_status tu_fused_open_half(tu_fused_run *run, const tu_fused_signature *sig
     if (status == TUTTI_OK)
         status = reserve(run, signature, 0, bytes > 0 ? bytes : 1, 0);
     if (status == TUTTI_OK) {
-        *half = (char *)tutti_memory_data(run->room->memory) + half_offset(run->room);
+        *half = (char *)tutti_memory_data(run->room->memory) + half_offset(run);
         run->room->gathers += !run->capturing;
     }
     return status;

@@ -13,14 +13,19 @@
  *
  *     board               what kernels that compute and communicate at once write for each other: tensor/together.h
  *     half 0, half 1      shards that this rank has staged, for the others to read; gathers use the halves in turn
+ *     half 2              the same of gathers that were captured
  *     stage 0, stage 1    products that this rank has made for all, until they are added, or that all have made for
  *                         this one; scatters use them in turn
  *
  * WHY NOTHING IS OVERWRITTEN TOO EARLY. A half is written again in the next gather but one, a stage in the next scatter
  * but one. Between the two lies a meeting, which each rank's stream reaches only after it has read what it needed of
  * the earlier call. What was read in place is behind a meeting at the call's end. Streams of two calls are ordered by
- * an event where they differ. What a graph captured may run at any time and any number of times: there a meeting comes
- * before the first write and behind the last read.
+ * an event where they differ. A kernel that computes and communicates at once writes when all ranks have begun it, and
+ * so have ended what they did before.
+ *
+ * What a graph captured may run at any time and any number of times. Its gathers have a half that calls do not use, and
+ * a meeting before the first write, if they are not one kernel: all have read then what the run before has left there.
+ * A scatter of several kernels has a meeting before the first write and one behind the last read.
  *
  * WHY NOTHING LOCKS UP WHERE RANKS SHARE A DEVICE. What waits for other ranks is one thread block per rank, and waits
  * for kernels alone that wait for nobody: products and sums. So there is always room for these. A kernel that computes
