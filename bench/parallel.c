@@ -3,17 +3,21 @@
  * Steps of a GPT on several ranks, for parallel.py:
  *
  *     parallel MODE RANKS STEPS [NAME=NUMBER…]     MODE: single, local (nothing is done to gradients), data, sharded
- *                                                  NAME: bucket (MiB), width, heads, layers, length, batch
+ *                                                  NAME: bucket (MiB), width, heads, layers, length, batch, offload
  *
  * Prints, as JSON, seconds and bytes. "step" is the median step, until the last rank has made it. With data and sharded
  * two other kinds of step alternate with it, so that all are measured at the same time: in "silent" ones nothing is
  * sent and nobody is waited for; in "met" ones ranks begin the same collectives, and wait for each other in them, with
  * next to nothing to send. "shown" is the median of what a step took longer than the silent one beside it, and "skew"
  * the same of met ones: what is due to ranks that are not equally quick. (What is computed from values that did not
- * come is nonsense, and takes as long.) "alone" is what the communication of one step takes when nothing else is done,
- * all of it in a row. "waited" is how long a step waited for it, on the rank that waited longest, "least" on the one
- * that waited least, and "parts" says where, on average: in the forward of each layer, in the rest of the forward, in
- * the backward of each layer, the last one first, in its rest, and in the optimizer's step.
+ * come is nonsense, and takes as long: numbers too small to be normal, which would take longer, count as 0.) "alone" is
+ * what the communication of one step takes when nothing else is done, all of it in a row. "waited" is how long a step
+ * waited for it, on the rank that waited longest, "least" on the one that waited least, and "parts" says where, on
+ * average: in the forward of each layer, in the rest of the forward, in the backward of each layer, the last one first,
+ * in its rest, and in the optimizer's step.
+ *
+ * With offload=1, of sharded alone, a GPU computes while shards and optimizer stay in memory of the host: only "step"
+ * is told, and memory.
  *
  * Of memory: the peak of the process, and the most that steps took above what was there before the model, where a page
  * that several ranks have mapped counts in parts.
@@ -21,6 +25,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#ifdef __SSE2__
+#include <xmmintrin.h>
+#endif
 
 #include <tutti/tensors.h>
 #include <tutti/tutti.h>
@@ -49,7 +56,7 @@ typedef struct settings {
     const char *mode;
     int steps;
     double bucket; /* MiB; 0: the default */
-    int width, heads, layers, length, batch;
+    int width, heads, layers, length, batch, offload;
 } settings;
 
 static int block_forward(tt_module *block, tt_tensor_list inputs, tt_tensor **outputs) {
@@ -273,6 +280,11 @@ static void reduce_unit(void *user, const tt_shard_transfer *transfer) {
                               beginning(transfer->wholes.at[0], (int64_t)FEW * ranks), TUTTI_AVG, transfer->group);
 }
 
+/* Where it is computed. */
+static tutti_device device_of(const settings *set) {
+    return set->offload ? TUTTI_CUDA : TUTTI_CPU;
+}
+
 static void make(training *one, const settings *set, tutti_group *group) {
     int layers = set->layers;
     bool is_local = strcmp(set->mode, "local") == 0;
@@ -293,6 +305,7 @@ static void make(training *one, const settings *set, tutti_group *group) {
     tt_fully_sharded_options units = {
         .size = sizeof units, .gather = gather_unit, .reduce = reduce_unit, .watch = watch_unit, .user = one
     };
+    units.device = device_of(set);
     if (is_local || strcmp(set->mode, "data") == 0)
         one->parallel = tt_data_parallel_new(one->model, group, &options);
     if (is_local)
@@ -314,8 +327,9 @@ static void end(training *one) {
 /* Returns the seconds it took. */
 static double step(training *one, const settings *set) {
     int64_t rows = (int64_t)set->batch * set->length;
-    tt_tensor *inputs = tt_randint(0, LETTERS, tt_shape(set->batch, set->length), TUTTI_I64, NULL);
-    tt_tensor *targets = tt_randint(0, LETTERS, tt_shape(rows), TUTTI_I64, NULL);
+    tt_options there = { .size = sizeof there, .device = device_of(set) };
+    tt_tensor *inputs = tt_randint(0, LETTERS, tt_shape(set->batch, set->length), TUTTI_I64, &there);
+    tt_tensor *targets = tt_randint(0, LETTERS, tt_shape(rows), TUTTI_I64, &there);
     one->seen = tt_waited_ns(one->world);
     one->reductions = 0;
     double begin = now();
@@ -368,7 +382,7 @@ static void print(const settings *set, const training *one, int64_t elements, co
         tt_fully_sharded_count(one->sharded, &counts);
     printf("{\"mode\": \"%s\", \"parameters\": %lld, \"gathered\": %lld, \"step\": %.6f, ", set->mode,
            (long long)elements, (long long)counts.most_gathered_bytes, told->step);
-    if (one->parallel != NULL || one->sharded != NULL) {
+    if ((one->parallel != NULL || one->sharded != NULL) && !set->offload) {
         printf(
             "\"silent\": %.6f, \"shown\": %.6f, \"skew\": %.6f, \"waited\": %.6f, \"least\": %.6f, \"alone\": %.6f, ",
             told->silent, told->shown, told->skew, told->waited, told->least, told->alone);
@@ -404,10 +418,14 @@ static void put_together(const record *kept, const training *one, tutti_group *g
         told->parts[i] /= kept->steps;
 }
 
+static bool has_kinds(const settings *set) {
+    return !set->offload && (strcmp(set->mode, "data") == 0 || strcmp(set->mode, "sharded") == 0);
+}
+
 /* One step of each kind that this mode has; those that are not timed have numbers that `kept` has no room for. */
 static bool steps_of_all_kinds(training *one, const settings *set, int number, record *kept, tutti_group *group) {
     bool timed = number >= 0 && number < kept->steps;
-    int kinds = strcmp(set->mode, "data") == 0 || strcmp(set->mode, "sharded") == 0 ? KINDS : 1;
+    int kinds = has_kinds(set) ? KINDS : 1;
     for (int k = 0; k < kinds; k++) {
         double parts[PARTS];
         tt_scope scope = tt_scope_open();
@@ -429,8 +447,20 @@ static bool steps_of_all_kinds(training *one, const settings *set, int number, r
     return true;
 }
 
+/* Of this thread, which computes: see above. */
+static void flush_subnormals(void) {
+#ifdef __SSE2__
+    enum {
+        RESULTS = 0x8000,
+        OPERANDS = 0x0040
+    };
+    _mm_setcsr(_mm_getcsr() | RESULTS | OPERANDS);
+#endif
+}
+
 static tutti_status rank_main(tutti_world *world, void *argument) {
     const settings *set = argument;
+    flush_subnormals();
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_world_rank(world);
     size_t steps = (size_t)set->steps;
@@ -451,7 +481,8 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
     }
     figures told = { .peak = (double)peak_bytes(), .taken = (double)(sampler_end(&memory) - before) };
     put_together(&kept, &one, group, &told);
-    told.alone = largest(alone(set, elements, one.sharded, one.modules + 1, group), group);
+    if (!set->offload)
+        told.alone = largest(alone(set, elements, one.sharded, one.modules + 1, group), group);
     if (tt_error_pending() == TUTTI_OK && rank == 0)
         print(set, &one, elements, &told);
     end(&one);
@@ -464,11 +495,8 @@ static bool take(settings *set, const char *argument) {
     const struct {
         const char *name;
         int *value;
-    } names[] = { { "width", &set->width },
-                  { "heads", &set->heads },
-                  { "layers", &set->layers },
-                  { "length", &set->length },
-                  { "batch", &set->batch } };
+    } names[] = { { "width", &set->width },   { "heads", &set->heads }, { "layers", &set->layers },
+                  { "length", &set->length }, { "batch", &set->batch }, { "offload", &set->offload } };
     const char *value = strchr(argument, '=');
     if (value == NULL || atof(value + 1) <= 0)
         return false;
@@ -497,7 +525,7 @@ int main(int argc, char **argv) {
         good = take(&set, argv[i]) && good;
     if (!good || set.layers > MOST_LAYERS) {
         fprintf(stderr, "usage: parallel single|local|data|sharded RANKS STEPS [NAME=NUMBER…] (bucket, width, heads, "
-                        "layers, length, batch)\n");
+                        "layers, length, batch, offload)\n");
         return 2;
     }
     return tutti_main(atoi(argv[2]), rank_main, &set);

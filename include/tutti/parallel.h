@@ -174,7 +174,9 @@ typedef struct tt_fully_sharded_options {
     /* NULL: all along dimension 0. Along another one a size must be divisible by the ranks. */
     tt_shard_dimension *dimension;
     /* Where parameters are gathered to and computed with; 0: where they are. Another device than theirs offloads:
-     * shards, their gradients and the optimizer stay where the parameters are, and take no memory of the device. */
+     * shards, their gradients and the optimizer stay where the parameters are, and take no memory of the device. On the
+     * host they are pinned where the driver can, and copied on streams of their own: `gather` is called with one of
+     * them current. */
     tutti_device device;
     /* Where a unit is freed after its forward, so many consecutive ranks keep it among them, cut over these alone, and
      * the backward gathers from these: more memory, and less to send far. Divides the ranks, and is neither 1 nor all
@@ -255,10 +257,11 @@ TUTTI_API bool tt_fully_sharded_protect(tt_fully_sharded *sharded, tt_optimizer 
 TUTTI_API bool tt_fully_sharded_step(tt_fully_sharded *sharded);
 /* Cuts parameters and protected optimizer states anew, over `group`: ranks of the old one, in its order. A collective
  * of that group. The old one may have ended, and ranks that are left out may be dead. Gradients, and what was gathered,
- * are dropped; near_ranks counts no longer. Where ranks are not at the same step, or one died in the middle of one, it
- * is TUTTI_ERROR_STATE on all, and nothing has changed: load a checkpoint then. Where another rank dies meanwhile, or
- * one has no memory, either all that live have their new parts or all have an error and their old ones: shrink once
- * more, and call it again. While it runs old and new parts are there. With `replicas` it is TUTTI_ERROR_UNSUPPORTED. */
+ * are dropped; near_ranks counts no longer. Where ranks are not at the same step, one died in the middle of one, or the
+ * old group has ranks on several hosts, whose memory cannot be read, it is TUTTI_ERROR_STATE on all, and nothing has
+ * changed: load a checkpoint then. Where another rank dies meanwhile, or one has no memory, either all that live have
+ * their new parts or all have an error and their old ones: shrink once more, and call it again. While it runs old and
+ * new parts are there. With `replicas` it is TUTTI_ERROR_UNSUPPORTED. */
 TUTTI_API bool tt_fully_sharded_regroup(tt_fully_sharded *sharded, tutti_group *group);
 
 /* ---- checkpoints ----

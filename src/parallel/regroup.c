@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Going on after a death: shards and optimizer states lie in memory that every rank has mapped, so the survivors read
- * those of the dead, too, and cut everything anew.
+ * Going on after a death: shards and optimizer states lie in memory that every rank of the host has mapped, so the
+ * survivors read those of the dead, too, and cut everything anew. A group that spans hosts goes on from a checkpoint.
  *
  * All is made beside what there is, which nobody touches. Then the ranks agree whether all of them have made it, and
  * either all take the new parts or all keep the old ones: another death, wherever it comes, loses nothing.
@@ -141,11 +141,26 @@ bool tt_fully_sharded_step(tt_fully_sharded *sharded) {
 
 /* ---- may it go on from memory ---- */
 
+/* Parts of ranks on other hosts cannot be read where they lie; the error says whose. */
+static tutti_status all_mapped(const tt_fully_sharded *sharded) {
+    for (int unit = 0; unit < sharded->unit_count; unit++)
+        for (int i = 0; sharded->units[unit].peers != NULL && i < tutti_group_size(sharded->group); i++)
+            if (sharded->units[unit].peers[i] == NULL)
+                return tu_error(TUTTI_ERROR_STATE,
+                                "fully_sharded_regroup: the parts of rank %d are in memory of another host, which this "
+                                "rank cannot read: make the module anew and load a checkpoint",
+                                i);
+    return TUTTI_OK;
+}
+
 /* Whether all ranks of the old group stand behind the same step; else the error says who does not. */
 static tutti_status same_step(const tt_fully_sharded *sharded) {
     if (sharded->lost)
         return tu_error(TUTTI_ERROR_STATE, "fully_sharded_regroup: the last call ended without an agreement, and other "
                                            "ranks may have other parts: make the module anew and load a checkpoint");
+    tutti_status status = all_mapped(sharded);
+    if (status != TUTTI_OK)
+        return status;
     double own = sharded->optimizer != NULL ? tt_item(tt_optimizer_steps(sharded->optimizer)) : 0;
     for (int i = 0; sharded->marks != NULL && i < tutti_group_size(sharded->group); i++) {
         double marks[2] = { 0, 0 };

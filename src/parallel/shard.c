@@ -13,6 +13,7 @@
 #include "autograd/node.h"
 #include "autograd/operators.h"
 #include "functional/registry.h"
+#include "functional/symmetric.h"
 
 #define LINE 64 /* bytes; parts of a flat shard begin at multiples of it */
 
@@ -75,13 +76,25 @@ tt_tensor *tu_shard_own(tt_tensor *whole, const tu_shard_member *member) {
     return tt_narrow(rows, member->dim, first, member->own);
 }
 
+/* Says whose memory this rank has mapped; NULL: all of it, in a fake world, or with the error pending. */
+static tutti_peers *meet(const tt_tensor *x, tutti_group *group) {
+    tu_symm_place place;
+    tutti_peers *peers = NULL;
+    if (tu_self()->pending == TUTTI_OK && !tu_group_is_fake(group) && x->device != TUTTI_META && !x->storage->fake)
+        tu_pending_take(tu_symm_meet("fully_shard", "a flat shard", x, group, &place, &peers));
+    return peers;
+}
+
 tt_tensor **tu_shard_peers(tt_tensor *x, tutti_group *group) {
     int count = tutti_group_size(group);
     tt_tensor **peers = calloc((size_t)count, sizeof(tt_tensor *));
     if (peers == NULL)
         tu_pending_take(tu_error_memory("the shards of peers", (size_t)count * sizeof(tt_tensor *)));
-    for (int i = 0; peers != NULL && i < count; i++)
-        peers[i] = tu_tensor_hold(tt_peer_tensor(x, i, group));
+    tutti_peers *mapped = peers != NULL ? meet(x, group) : NULL;
+    for (int i = 0; peers != NULL && i < count && tu_self()->pending == TUTTI_OK; i++)
+        if (mapped == NULL || tutti_peers_buffer(mapped, i) != NULL)
+            peers[i] = tu_tensor_hold(tt_peer_tensor(x, i, group));
+    tutti_peers_release(mapped);
     return peers;
 }
 
@@ -110,7 +123,8 @@ void tu_shard_clear(tu_shard_unit *unit) {
     }
     tu_shard_peers_free(unit->peers, ranks);
     unit->peers = NULL;
-    tt_tensor **held[] = { &unit->shard, &unit->sent, &unit->whole, &unit->kept, &unit->reduction, &unit->partial };
+    tt_tensor **held[] = { &unit->shard,     &unit->sent,    &unit->whole, &unit->kept,
+                           &unit->reduction, &unit->partial, &unit->home };
     for (size_t i = 0; i < sizeof held / sizeof *held; i++) {
         tu_tensor_drop(*held[i]);
         *held[i] = NULL;
@@ -120,7 +134,7 @@ void tu_shard_clear(tu_shard_unit *unit) {
     unit->in_reduction = unit->in_partial = NULL;
     unit->elements = 0;
     unit->arrivals = 0;
-    unit->gathered = unit->hidden = unit->reduced = false;
+    unit->gathered = unit->hidden = unit->reduced = unit->comes_home = false;
 }
 
 int64_t tu_shard_part_elements(const tu_shard_member *member) {
@@ -143,11 +157,9 @@ static void cut_member(tu_shard_unit *unit, tu_shard_member *member) {
     member->whole = tu_tensor_hold(tt_parameter(whole, member->trained));
 }
 
-bool tu_shard_is_offloaded(const tu_shard_unit *unit) {
-    return unit->gathered_device != unit->device;
-}
-
 static tt_tensor *symmetric_flat(const tu_shard_unit *unit, tutti_dtype dtype) {
+    if (tu_offload_is_pinned(unit))
+        return tu_offload_shard(unit, dtype);
     return tt_symm_empty(tutti_group_world(unit->all->group), tt_shape(unit->elements), dtype,
                          TUTTI_OPTIONS(tt_symm_options, .device = unit->device));
 }
@@ -172,7 +184,8 @@ static void make_tensors(tu_shard_unit *unit) {
     unit->whole = tu_tensor_hold(plain_flat(unit, tutti_group_size(all->group), unit->gathered_dtype));
     unit->peers = tu_shard_peers(unit->shard, all->group);
     if (unit->sent != NULL && unit->sent != unit->shard)
-        tt_peer_tensor(unit->sent, 0, all->group); /* gathers read it where it lies from now on */
+        tt_peer_tensor(unit->sent, tutti_group_rank(all->group),
+                       all->group); /* gathers read it where it lies from now on */
     if (all->near != NULL)
         unit->kept = tu_tensor_hold(plain_flat(unit, kept_parts(all), unit->gathered_dtype));
 }
@@ -271,8 +284,7 @@ static void show_shards(const tu_shard_unit *unit) {
 static tt_tensor *to_be_sent(tu_shard_unit *unit) {
     if (unit->sent == unit->shard)
         return unit->shard;
-    return unit->sent != NULL ? tt_copy_(unit->sent, unit->shard)
-                              : tt_to_device(tt_to(unit->shard, unit->gathered_dtype), unit->gathered_device);
+    return unit->sent != NULL ? tt_copy_(unit->sent, unit->shard) : tu_offload_up(unit);
 }
 
 /* A member's part of what is kept, and where it lies in the whole. */
@@ -361,6 +373,7 @@ static void gather(tu_shard_unit *unit, bool back) {
     if (unit->count == 0 || tu_self()->pending != TUTTI_OK || tu_shard_is_gathered(unit))
         return;
     tt_fully_sharded_counts *counts = &unit->all->counts;
+    void *before;
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
     tell(unit, TT_SHARD_GATHER);
@@ -372,7 +385,10 @@ static void gather(tu_shard_unit *unit, bool back) {
         if (bytes > counts->most_gathered_bytes)
             counts->most_gathered_bytes = bytes;
         unit->versions = versions_of(unit);
+        bool copied = tu_offload_begin(unit, TU_OFFLOAD_UP, &before);
         start_gathers(unit, back && is_kept(unit));
+        if (copied)
+            tu_offload_end(unit, before, unit->all->options.gather != NULL);
         put_in_slots(unit, true);
     }
     tt_grad_mode(recording);
@@ -510,9 +526,11 @@ static bool take_gradients(tu_shard_unit *unit, tt_tensor **parts, tutti_dtype *
 
 /* A reduction keeps the whole gradients until somebody waits for it: those of one unit at a time. */
 static void end_previous_reduction(tt_fully_sharded *all) {
-    const tu_shard_unit *before = all->reducing;
-    if (before != NULL && before->reduction != NULL && !tu_is_capturing() && !before->reduction->storage->fake)
+    tu_shard_unit *before = all->reducing;
+    if (before != NULL && before->reduction != NULL && !tu_is_capturing() && !before->reduction->storage->fake) {
         tt_wait(before->reduction);
+        tu_offload_down_early(before);
+    }
     all->reducing = NULL;
 }
 

@@ -70,7 +70,7 @@ struct tu_shard_unit {
     tt_tensor *whole;        /* held */
     tt_tensor *kept;         /* after a forward: the parts of this rank's smaller group; its storage is freed like the
                                 whole one's; NULL where there is no such group; held */
-    tt_tensor **peers;       /* every rank's `shard`, by rank; held */
+    tt_tensor **peers;       /* every rank's `shard`, by rank; NULL: it is on another host; held */
     tu_shard_state states[TU_STEP_STATES];
     tt_hook *before, *after;                                 /* around the module's forward */
     bool keep_forward, keep_backward, not_back, no_replicas; /* switches: see tt_shard_switch */
@@ -85,7 +85,16 @@ struct tu_shard_unit {
     bool *in_reduction;   /* per member */
     tt_tensor *partial;   /* as the reduction: what replicas have not averaged yet; held, or NULL */
     bool *in_partial;     /* per member */
+    tt_tensor *home;      /* offloaded: flat, pinned memory of the host for reduced gradients; held, or NULL */
+    bool comes_home;      /* the reduction is copied there */
 };
+
+/* Between memory of the host and the GPU that computes: of shards, and of their gradients. */
+typedef enum tu_offload_way {
+    TU_OFFLOAD_UP,
+    TU_OFFLOAD_DOWN,
+    TU_OFFLOAD_WAYS
+} tu_offload_way;
 
 struct tt_fully_sharded {
     atomic_int references; /* the caller's, one per hook on a result, one per compiled function that looked at it */
@@ -109,11 +118,13 @@ struct tt_fully_sharded {
     tu_shard_unit **order, **ended;
     size_t order_count, order_capacity, next, ended_count, ended_capacity, back;
     bool order_known;
-    uint64_t pass;                /* forwards of the root so far */
-    bool inside;                  /* one is under way */
-    bool lost;                    /* there was no agreement on who has cut anew: ranks may have different parts */
-    tt_optimizer *optimizer;      /* that is protected, or NULL; lent */
-    tt_tensor *marks, **at_peers; /* steps that were begun and that were made, of this rank and of all; held */
+    uint64_t pass;                  /* forwards of the root so far */
+    bool inside;                    /* one is under way */
+    bool lost;                      /* there was no agreement on who has cut anew: ranks may have different parts */
+    tt_optimizer *optimizer;        /* that is protected, or NULL; lent */
+    tt_tensor *marks, **at_peers;   /* steps that were begun and that were made, of this rank and of all; held;
+                                       NULL for ranks on other hosts */
+    void *streams[TU_OFFLOAD_WAYS]; /* of options.device, for copies; NULL until they are needed */
     tt_fully_sharded_counts counts;
 };
 
@@ -136,8 +147,6 @@ void tu_shard_leave(tu_shard_unit *unit);
 void tu_shard_reduce(tu_shard_unit *unit);
 /* Gives the shards their gradients (shard_settle.c). */
 void tu_shard_settle(tu_shard_unit *unit);
-/* Whether shards are gathered on another device: they have no lasting copy there. */
-bool tu_shard_is_offloaded(const tu_shard_unit *unit);
 /* Elements of a rank's part of a parameter, with the padding of its last rows. */
 int64_t tu_shard_part_elements(const tu_shard_member *member);
 /* The units of sharded; NULL with the error pending where the module is none (shard_switches.c). */
@@ -145,8 +154,8 @@ tu_shard_unit *tu_shard_unit_of(const char *who, const tt_fully_sharded *sharded
 /* Whether a call on it can go on (sharded.c). */
 bool tu_shard_usable(const char *who, const tt_fully_sharded *sharded);
 
-/* Every rank's x, which is symmetric, by rank; the list is the caller's and ends with tu_shard_peers_free. NULL with
- * the error pending. A collective. */
+/* Every rank's x, which is symmetric, by rank, NULL for those on other hosts, whose memory is not mapped here; the list
+ * is the caller's and ends with tu_shard_peers_free. NULL with the error pending. A collective. */
 tt_tensor **tu_shard_peers(tt_tensor *x, tutti_group *group);
 void tu_shard_peers_free(tt_tensor **peers, int count);
 /* The part of a flat tensor, cut like a shard, that is this member's rows. */
@@ -157,6 +166,27 @@ tt_tensor *tu_shard_shaped(tt_tensor *flat, const tu_shard_member *member, int64
 tt_tensor *tu_shard_own(tt_tensor *whole, const tu_shard_member *member);
 /* Gives back what a unit has, but for its members' names and slots (shard.c). */
 void tu_shard_clear(tu_shard_unit *unit);
+
+/* Shards in memory of the host (offload.c). */
+/* Whether shards are gathered on another device: they have no lasting copy there. */
+bool tu_shard_is_offloaded(const tu_shard_unit *unit);
+/* Whether a GPU computes, and shards stay in memory of the host, pinned for it. */
+bool tu_offload_is_pinned(const tu_shard_unit *unit);
+/* A flat shard, pinned for the GPU that computes where the driver can do that. NULL with the error pending. */
+tt_tensor *tu_offload_shard(const tu_shard_unit *unit, tutti_dtype dtype);
+/* Makes the stream for these copies current, ordered behind the one that was, which tu_offload_end is given. False:
+ * the unit has none, nothing has changed, or there is an error pending. */
+bool tu_offload_begin(tu_shard_unit *unit, tu_offload_way way, void **before);
+/* With `join` that one is ordered behind the copies in turn: a program's own function may have done more than begin
+ * collectives, which are ordered by themselves. */
+void tu_offload_end(const tu_shard_unit *unit, void *before, bool join);
+/* This rank's parts where they are computed with, or on their way there. */
+tt_tensor *tu_offload_up(const tu_shard_unit *unit);
+/* The reduced gradients in memory of the host, or on their way there. */
+tt_tensor *tu_offload_down(tu_shard_unit *unit, tt_tensor *reduction);
+/* Begins that as soon as a reduction is done, where nothing else is to be done to it. */
+void tu_offload_down_early(tu_shard_unit *unit);
+void tu_offload_release(tt_fully_sharded *all);
 
 /* Hooks (shard_hooks.c). */
 /* Hangs those of the parameters of a unit. */

@@ -86,7 +86,7 @@ static void abandon_backward(tt_fully_sharded *all) {
             tt_wait(unit->reduction); /* nobody else may ever read it */
         tu_tensor_drop(unit->reduction);
         unit->reduction = NULL;
-        unit->reduced = false;
+        unit->reduced = unit->comes_home = false;
         unit->arrivals = 0;
         for (int k = 0; k < unit->count; k++) {
             tt_set_grad(unit->members[k].whole, NULL);
@@ -299,6 +299,7 @@ static void drop_all(void *owner) {
         forget(&all->units[i]);
     tu_shard_peers_free(all->at_peers, tutti_group_size(all->group));
     tu_tensor_drop(all->marks);
+    tu_offload_release(all);
     tt_module_release(all->root);
     tutti_group_release(all->group);
     tutti_group_release(all->near);

@@ -92,7 +92,7 @@ static void average_over_replicas(const tu_shard_unit *unit) {
 static void hand_out(tu_shard_unit *unit) {
     tt_tensor *reduction = unit->reduction;
     average_over_replicas(unit);
-    tt_tensor *reduced = tu_shard_is_offloaded(unit) ? tt_to_device(reduction, unit->device) : reduction;
+    tt_tensor *reduced = tu_shard_is_offloaded(unit) ? tu_offload_down(unit, reduction) : reduction;
     for (int i = 0; i < unit->count && tu_self()->pending == TUTTI_OK; i++)
         if (unit->in_reduction[i])
             settle_member(unit, &unit->members[i], reduced);
