@@ -8,20 +8,11 @@
  *     $ tutti run --survive -n 4 ./gpt --kill 2 --at 2 --steps 4
  *     $ tutti run --refill 1 -n 4 ./gpt --kill 2 --at 2 --steps 4 --replace 1 --checkpoint /tmp/gpt
  *
- *     --text FILE       what is learned; default: a sentence
- *     --mode MODE       data, or sharded, the default
- *     --tensor N        ranks that share each layer; default 1
- *     --device DEVICE   where it is computed: cpu, the default, or cuda
- *     --offload 1       parameters and optimizer stay in memory of the host all the same; sharded alone
- *     --steps N         default 20
- *     --checkpoint DIR  goes on from what is there, and writes there after every --every N steps (50); sharded alone
- *     --save FILE       writes all parameters at the end
- *     --write N         then writes N letters
- *     --results FOLDER  writes loss, memory and time lines there, for a page
- *     --kill R --at S   rank R dies in step S
- *     --replace 1       the others wait for the one that `tutti run --refill` starts in its place, and lose no step
+ * gpt --help lists the options.
  */
 #define _POSIX_C_SOURCE 200809L
+#include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,13 +23,31 @@
 #include <tutti/tensors.h>
 #include <tutti/tutti.h>
 
+static const char usage[] =
+    "gpt [OPTION VALUE]...: trains a small GPT on the bytes of a file, on several ranks\n"
+    "  --text FILE       what is learned; default: a sentence\n"
+    "  --mode MODE       data, or sharded, the default\n"
+    "  --tensor N        ranks that share each layer; default 1\n"
+    "  --device DEVICE   where it is computed: cpu, the default, or cuda\n"
+    "  --offload 1       parameters and optimizer stay in memory of the host all the same; sharded alone\n"
+    "  --steps N         default 20\n"
+    "  --checkpoint DIR  goes on from what is there, and writes there after every --every N steps (50); sharded, "
+    "without --tensor\n"
+    "  --save FILE       writes all parameters at the end; without --tensor\n"
+    "  --write N         then writes N letters\n"
+    "  --results FOLDER  writes loss, memory and time lines there, for a page\n"
+    "  --kill R --at S   rank R dies in step S\n"
+    "  --replace 1       the others wait for the one that `tutti run --refill` starts in its place, and lose no step\n"
+    "  --help            prints this\n";
+
 enum {
     LETTERS = 256,
     WIDTH = 128,
     HEADS = 4,
     LAYERS = 4,
     LENGTH = 64,
-    BATCH = 8 /* rows of each rank */
+    BATCH = 8, /* rows of each rank */
+    AFTER = 4  /* steps after a death that its time line still has */
 };
 
 typedef struct settings {
@@ -64,6 +73,7 @@ typedef struct training {
     int64_t step;
     double loss;
     int64_t first;      /* step that this process has made */
+    int64_t shown;      /* step at which it writes how it went on after a death; 0: nobody has died */
     double begun, told; /* seconds of the clock: when it began, and when it was told last */
     int64_t waited;     /* nanoseconds, for other ranks, when it was told last */
 } training;
@@ -298,6 +308,22 @@ static tutti_status go_on(training *run, double seen) {
     return tt_error_pending();
 }
 
+/* What this rank did around a death, a few steps after it: its recorder has not yet come round. */
+static void tell_around(const training *run) {
+    char name[64], *text;
+    snprintf(name, sizeof name, "death-%d.json", tutti_world_rank(run->world));
+    FILE *file = result(run, name, "w");
+    if (file == NULL)
+        return;
+    if (tutti_trace_text(run->world, &text) == TUTTI_OK) {
+        fputs(text, file);
+        tutti_free(text);
+    } else {
+        fprintf(stderr, "%s\n", tutti_error_message());
+    }
+    fclose(file);
+}
+
 static tutti_status train(training *run) {
     while (run->step < run->set->steps) {
         if (run->step == run->set->kill_step && tutti_world_rank(run->world) == run->set->kill_rank && run->first == 0)
@@ -312,9 +338,12 @@ static tutti_status train(training *run) {
             if (tutti_world_rank(run->world) == (run->set->kill_rank == 0))
                 fprintf(stderr, "\n  %s\n", tutti_error_message());
             status = go_on(run, seen);
+            run->shown = run->step + AFTER < run->set->steps ? run->step + AFTER : run->set->steps;
         }
         if (status != TUTTI_OK)
             return status;
+        if (run->shown > 0 && run->step == run->shown)
+            tell_around(run);
     }
     return TUTTI_OK;
 }
@@ -389,10 +418,15 @@ static void tell_memory(training *run) {
 static void meet(training *run) {
     tutti_mesh *mesh;
     tutti_group_form form;
-    int shape[] = { tutti_world_size(run->world) / run->set->tensor, run->set->tensor };
+    int ranks = tutti_world_size(run->world), parts = run->set->tensor;
     run->group = tutti_group_keep(tutti_world_group(run->world));
-    if (run->set->tensor <= 1)
+    if (parts == 1)
         return;
+    if (parts < 1 || ranks % parts != 0) {
+        tt_error_set(TUTTI_ERROR_ARGUMENT, "--tensor must divide the number of ranks");
+        return;
+    }
+    int shape[] = { ranks / parts, parts };
     tutti_status status = tutti_mesh_new(run->world, TUTTI_CPU, shape, 2, NULL, &mesh);
     if (status != TUTTI_OK) {
         tt_error_set(status, tutti_error_message());
@@ -419,11 +453,23 @@ static void begin(training *run) {
         fflush(run->sentence);
     open_tokens(run);
     run->begun = run->told = now();
+    run->waited = tt_waited_ns(run->world); /* while the model was made */
     if (tutti_world_rank(run->world) != (run->set->kill_rank == 0))
         return;
+    if (run->first > 0)
+        printf("goes on from step %lld in %s\n", (long long)run->first, run->set->checkpoint);
+    fflush(stdout);
     run->progress = tt_progress_new(
         TUTTI_OPTIONS(tt_progress_options, .steps = run->set->steps, .done = run->step, .world = run->world));
     run->losses = result(run, "loss.json", "w");
+}
+
+static void tell_end(const training *run) {
+    if (run->step == run->first)
+        printf("no step was made: %lld of %d were there already\n", (long long)run->first, run->set->steps);
+    else
+        printf("loss %.4f after %lld steps, at the end on %d ranks\n", run->loss, (long long)run->step,
+               tutti_group_size(run->group) * run->set->tensor);
 }
 
 static tutti_status rank_main(tutti_world *world, void *argument) {
@@ -433,8 +479,7 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
     tutti_status status = tt_error_pending() == TUTTI_OK ? train(&run) : tt_error_pending();
     tt_progress_end(run.progress);
     if (status == TUTTI_OK && run.progress != NULL)
-        printf("loss %.4f after %lld steps, at the end on %d ranks\n", run.loss, (long long)run.step,
-               tutti_group_size(run.group) * run.set->tensor);
+        tell_end(&run);
     if (status == TUTTI_OK && run.set->results != NULL)
         tell_memory(&run);
     if (status == TUTTI_OK && run.set->save != NULL)
@@ -458,46 +503,74 @@ static tutti_status rank_main(tutti_world *world, void *argument) {
     return status;
 }
 
+/* A whole number, and nothing behind it. */
+static bool number_of(const char *text, int least, int *number) {
+    char *end;
+    errno = 0;
+    long value = strtol(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0 || value < least || value > INT_MAX)
+        return false;
+    *number = (int)value;
+    return true;
+}
+
 static bool take(settings *set, const char *name, const char *value) {
     struct {
         const char *name;
-        int *number;
+        int *number, least;
         const char **text;
-    } known[] = { { "--steps", &set->steps, NULL },           { "--tensor", &set->tensor, NULL },
-                  { "--write", &set->write, NULL },           { "--kill", &set->kill_rank, NULL },
-                  { "--at", &set->kill_step, NULL },          { "--text", NULL, &set->text },
-                  { "--checkpoint", NULL, &set->checkpoint }, { "--every", &set->every, NULL },
-                  { "--replace", &set->replace, NULL },       { "--save", NULL, &set->save },
-                  { "--results", NULL, &set->results },       { "--device", NULL, &set->device },
-                  { "--offload", &set->offload, NULL } };
+    } known[] = { { "--steps", &set->steps, 0, NULL },     { "--tensor", &set->tensor, 1, NULL },
+                  { "--write", &set->write, 0, NULL },     { "--kill", &set->kill_rank, -1, NULL },
+                  { "--at", &set->kill_step, -1, NULL },   { "--every", &set->every, 1, NULL },
+                  { "--replace", &set->replace, 0, NULL }, { "--offload", &set->offload, 0, NULL },
+                  { "--text", NULL, 0, &set->text },       { "--checkpoint", NULL, 0, &set->checkpoint },
+                  { "--save", NULL, 0, &set->save },       { "--results", NULL, 0, &set->results },
+                  { "--device", NULL, 0, &set->device } };
     if (strcmp(name, "--mode") == 0) {
         set->sharded = strcmp(value, "sharded") == 0;
         return set->sharded || strcmp(value, "data") == 0;
     }
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (strcmp(name, known[i].name) == 0) {
-            if (known[i].number != NULL)
-                *known[i].number = atoi(value);
-            else
-                *known[i].text = value;
-            return true;
-        }
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        if (strcmp(name, known[i].name) != 0)
+            continue;
+        if (known[i].number != NULL)
+            return number_of(value, known[i].least, known[i].number);
+        *known[i].text = value;
+        return true;
+    }
     return false;
+}
+
+/* What cannot be done together, in words; NULL: nothing. */
+static const char *contradiction(const settings *set) {
+    if (set->replace && (set->checkpoint == NULL || !set->sharded || set->tensor > 1))
+        return "--replace needs --checkpoint and --mode sharded without --tensor";
+    if (set->offload && !set->sharded)
+        return "--offload needs --mode sharded";
+    if (set->checkpoint != NULL && (!set->sharded || set->tensor > 1))
+        return "--checkpoint needs --mode sharded without --tensor";
+    if (set->save != NULL && set->tensor > 1)
+        return "--save writes whole layers, and needs them without --tensor";
+    return NULL;
 }
 
 int main(int argc, char **argv) {
     settings set = { .sharded = true, .steps = 20, .tensor = 1, .every = 50, .kill_rank = -1, .kill_step = -1 };
-    for (int i = 1; i < argc; i += 2)
-        if (i + 1 == argc || set.every < 1 || !take(&set, argv[i], argv[i + 1])) {
-            fprintf(stderr, "gpt: %s is not understood; the options are at the top of examples/gpt.c\n", argv[i]);
+    for (int i = 1; i < argc; i += 2) {
+        if (strcmp(argv[i], "--help") == 0) {
+            fputs(usage, stdout);
+            return 0;
+        }
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (value == NULL || !take(&set, argv[i], value)) {
+            fprintf(stderr, "gpt: %s%s%s is not understood; gpt --help lists the options\n", argv[i],
+                    value != NULL ? " " : "", value != NULL ? value : "");
             return 2;
         }
-    if (set.replace && (set.checkpoint == NULL || !set.sharded || set.tensor > 1)) {
-        fprintf(stderr, "gpt: --replace needs --checkpoint and --mode sharded without --tensor\n");
-        return 2;
     }
-    if (set.offload && !set.sharded) {
-        fprintf(stderr, "gpt: --offload needs --mode sharded\n");
+    const char *wrong = contradiction(&set);
+    if (wrong != NULL) {
+        fprintf(stderr, "gpt: %s\n", wrong);
         return 2;
     }
     return tutti_main(4, rank_main, &set);
