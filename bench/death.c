@@ -2,11 +2,11 @@
  *
  * From a SIGKILL to the last survivor's error, in milliseconds:
  *
- *     bench/death [rounds] [heap bytes per rank, "4G"] [ranks]
+ *     bench/death [rounds] [heap bytes per rank, "4G"] [ranks] [where they wait: one of place_names alone]
  *
  * Every rank touches its heap first, because tearing it down is what delays the usual signs of a death. The survivors
- * wait in a barrier, for a signal, or in a rendezvous, with deadlines of 60 s. Without a heap given it is 4 GiB, or
- * what the machine has room for.
+ * wait in a barrier, for a signal, in a rendezvous, or in an all_reduce, with deadlines of 60 s. Without a heap given
+ * it is 4 GiB, or what the machine has room for.
  */
 #include <signal.h>
 #include <stdatomic.h>
@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <tutti/collective.h>
 #include <tutti/memory.h>
 #include <tutti/peers.h>
 #include <unistd.h>
@@ -28,9 +29,10 @@ typedef enum place {
     IN_BARRIER,
     IN_SIGNAL,
     IN_RENDEZVOUS,
+    IN_ALL_REDUCE,
     PLACES
 } place;
-static const char *const place_names[] = { "peers_barrier", "peers_wait_signal", "rendezvous" };
+static const char *const place_names[] = { "peers_barrier", "peers_wait_signal", "rendezvous", "all_reduce" };
 
 /* Shared by fork. */
 typedef struct report {
@@ -47,12 +49,15 @@ typedef struct report {
 static tutti_status wait_in(tutti_world *world, place place, tutti_memory *memory, tutti_peers *peers, int victim) {
     tutti_call call = TUTTI_CALL_INIT;
     tutti_peers *more;
+    float numbers[1000] = { 0 };
     call.timeout_ns = 60 * TU_SECOND;
     switch (place) {
     case IN_BARRIER:
         return tutti_peers_barrier(peers, 1, &call);
     case IN_SIGNAL:
         return tutti_peers_wait_signal(peers, victim, 0, &call);
+    case IN_ALL_REDUCE:
+        return tutti_all_reduce(tutti_world_group(world), numbers, numbers, 1000, TUTTI_F32, TUTTI_SUM, &call);
     default:
         return tutti_memory_rendezvous(memory, tutti_world_group(world), &more);
     }
@@ -164,7 +169,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     if (rounds < 1 || ranks < 2 || ranks > MOST_RANKS) {
-        fprintf(stderr, "usage: death [rounds] [heap per rank] [ranks, 2 to %d]\n", MOST_RANKS);
+        fprintf(stderr, "usage: death [rounds] [heap per rank] [ranks, 2 to %d] [place]\n", MOST_RANKS);
         return 2;
     }
     int64_t room = (int64_t)sysconf(_SC_AVPHYS_PAGES) * sysconf(_SC_PAGESIZE) / 10 * 8 / ranks;
@@ -174,6 +179,8 @@ int main(int argc, char **argv) {
     printf("from SIGKILL to the last survivor's error, %d ranks with %.2f GiB of touched heap each, %d rounds:\n",
            ranks, (double)heap / (double)(1 << 30), rounds);
     for (int place = 0; place < PLACES; place++) {
+        if (argc > 4 && strcmp(argv[4], place_names[place]) != 0)
+            continue;
         if (!measure((enum place)place, rounds, ranks, (size_t)heap))
             return 1;
     }

@@ -53,7 +53,7 @@ def _load(name):
 
 
 def _load_needed():
-    """What a wheel has for the tensor library (OpenBLAS and what it needs), in whatever order one needs the other: once loaded, it is found by its name."""
+    """What a wheel has for its libraries (for the tensors OpenBLAS and what it needs), in whatever order one needs the other: once loaded, it is found by its name."""
     waiting = [path for path in sorted((pathlib.Path(__file__).parent / "lib" / "needed").glob("*.so*")) if path.suffix != ".licence"]
     while waiting:
         left = []

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call reads or writes: NumPy arrays, PyTorch tensors, anything with DLPack or the buffer protocol. Nothing is copied: a buffer that is not dense,
-or lies where the library cannot go, is an error."""
+"""What a call reads or writes: NumPy arrays, PyTorch tensors, anything with DLPack or the buffer protocol, on the CPU or on a GPU. Nothing is copied: a buffer that
+is not dense, or lies where the library cannot go, is an error."""
 from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Any
+from typing import Any, Iterator, Optional, Tuple
 
 from ._library import constants
 
@@ -43,11 +43,12 @@ def dtype_bytes(dtype: Any) -> int:
 
 
 class Buffer:
-    """Where something lies, and what it is. `owner` keeps it there."""
-    __slots__ = ("address", "count", "dtype", "owner", "shape")
+    """Where something lies, and what it is. `owner` keeps it there. On a GPU, whose number `device` is then and 0 on the CPU, `stream` is the one in which its
+    library works on it at the moment; `ordered`: that library gives memory out again behind what is in that stream, and not before."""
+    __slots__ = ("address", "count", "device", "dtype", "ordered", "owner", "shape", "stream")
 
-    def __init__(self, address: int, shape: Any, dtype: Any, owner: Any) -> None:
-        self.address, self.shape, self.dtype, self.owner = address, tuple(shape), dtype, owner
+    def __init__(self, address: int, shape: Any, dtype: Any, owner: Any, device: int = 0, stream: Optional[int] = None, ordered: bool = True) -> None:
+        self.address, self.shape, self.dtype, self.owner, self.device, self.stream, self.ordered = address, tuple(shape), dtype, owner, device, stream, ordered
         self.count = 1
         for size in self.shape:
             self.count *= size
@@ -107,11 +108,63 @@ def _of_numpy(array, writable):
 
 
 def _of_torch(tensor):
-    if tensor.device.type != "cpu":
-        raise TypeError(f"tutti: the tensor is on {tensor.device}; here only those of the CPU can be used")
+    place = ()
+    if tensor.is_cuda:
+        place = _device(tensor.device.index), sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream or None
+    elif not tensor.is_cpu:
+        raise TypeError(f"tutti: the tensor is on {tensor.device}; only those of the CPU and of CUDA can be used")
     if not tensor.is_contiguous():
         raise ValueError(f"tutti: the tensor of shape {tuple(tensor.shape)} is not contiguous; .contiguous() makes a copy that is")
-    return Buffer(tensor.data_ptr(), tensor.shape, dtype_name(tensor.dtype), tensor)
+    return Buffer(tensor.data_ptr(), tensor.shape, dtype_name(tensor.dtype), tensor, *place)
+
+
+# ---- GPUs ----
+
+def _device(index: int) -> int:
+    return constants["TUTTI_CUDA"] + 1 + index  # TUTTI_CUDA_AT(index)
+
+
+def _stream_of(thing: Any, index: int) -> Optional[int]:
+    """The stream in which the library of an array works at the moment; None: the default one, also where nobody says."""
+    library = type(thing).__module__.partition(".")[0]
+    if library == "cupy":
+        with sys.modules["cupy"].cuda.Device(index):
+            return sys.modules["cupy"].cuda.get_current_stream().ptr or None
+    if library == "tutti":
+        from .streams import current_stream  # late: it needs tensors
+        return current_stream(f"cuda:{index}").handle or None
+    return None
+
+
+def _all(kept: Any) -> Iterator[Buffer]:
+    """The buffers in nested tuples."""
+    if type(kept) is tuple:
+        for each in kept:
+            yield from _all(each)
+    elif type(kept) is Buffer:
+        yield kept
+
+
+def place(call: Any, kept: Any) -> bool:
+    """Says in a call where its buffers lie, which is one device for all, and behind what in its stream it comes. Whether they must be held until it is over."""
+    buffers = list(_all(kept))
+    for each in buffers[1:]:
+        same_place(each.device, each.stream, buffers[0].device, buffers[0].stream)
+    if not buffers or not buffers[0].device:
+        return False
+    call.device, call.stream = buffers[0].device, buffers[0].stream
+    return not all(each.ordered for each in buffers)
+
+
+def same_place(device: int, stream: Optional[int], other: int, others: Optional[int]) -> None:
+    """One call runs on one device, in one stream."""
+    if device != other:
+        raise TypeError("tutti: arrays on different devices cannot be mixed in one call")
+    if (stream or None) != (others or None):
+        raise TypeError("tutti: arrays whose libraries work in different streams at the moment cannot be mixed in one call; make one stream current in both")
+
+
+# ---- DLPack ----
 
 
 class _Dlpack(ctypes.Structure):
@@ -125,11 +178,26 @@ _capsule_pointer.argtypes, _capsule_pointer.restype = [ctypes.py_object, ctypes.
 _DLPACK_CODES = {0: "i", 1: "u", 2: "f", 4: "bf", 5: "c", 6: "bool"}
 
 
+_CPU, _CUDA, _PINNED, _MANAGED = 1, 2, 3, 13  # DLPack's numbers
+_ORDERED = ("cupy", "tutti")  # libraries whose current stream is known
+
+
+def _capsule_of(thing: Any) -> Tuple[Any, int, Optional[int]]:
+    """What an array shows of itself, the number of its device, and the stream in which it can be used."""
+    if not hasattr(thing, "__dlpack_device__"):
+        raise TypeError(f"tutti: a {type(thing).__name__} does not say by __dlpack_device__ where it lies")
+    kind, index = thing.__dlpack_device__()
+    if int(kind) in (_CUDA, _MANAGED):
+        stream = _stream_of(thing, index)
+        return thing.__dlpack__(stream=stream or 1), _device(index), stream  # 1 is the default one there
+    if int(kind) not in (_CPU, _PINNED):
+        raise TypeError(f"tutti: the array is on a device (DLPack's type {int(kind)}) that is neither the CPU nor one of CUDA")
+    return thing.__dlpack__(), 0, None
+
+
 def _of_dlpack(thing):
-    capsule = thing.__dlpack__()
+    capsule, device, stream = _capsule_of(thing)
     tensor = _Dlpack.from_address(_capsule_pointer(capsule, b"dltensor"))
-    if tensor.device_type not in (1, 3):  # the CPU's, and what CUDA has pinned of it
-        raise TypeError(f"tutti: the array is on a device (DLPack's type {tensor.device_type}); here only memory of the CPU can be used")
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
     step = 1
     for i in reversed(range(tensor.ndim)):
@@ -140,7 +208,8 @@ def _of_dlpack(thing):
     name = "bool" if code == "bool" else f"{code}{tensor.bits}"
     if name not in _NUMBERS or tensor.lanes != 1:
         raise TypeError(f"tutti: DLPack's type {tensor.code} of {tensor.bits} bits is none of Tutti's")
-    return Buffer((tensor.data or 0) + tensor.byte_offset, shape, name, (thing, capsule))
+    return Buffer((tensor.data or 0) + tensor.byte_offset, shape, name, (thing, capsule), device, stream,
+                  type(thing).__module__.partition(".")[0] in _ORDERED)
 
 
 def is_numpy(thing: Any) -> bool:
@@ -178,15 +247,33 @@ def buffer_of(thing: Any, writable: bool = False) -> Buffer:
     return _of_buffer(thing, writable)
 
 
+def host_buffer_of(thing: Any, writable: bool = False) -> Buffer:
+    """The same of an array that must be the CPU's."""
+    found = buffer_of(thing, writable)
+    if found.device:
+        raise TypeError("tutti: the array is on a GPU, and what it is copied from or to is memory of the CPU; tensors of tutti.tensor.symm_empty are on GPUs")
+    return found
+
+
 def new_like(thing: Any, shape: Any, who: Any) -> Any:
     """An array of the same library and element type."""
     if is_numpy(thing):
         return sys.modules["numpy"].empty(shape, thing.dtype)
     if is_torch(thing):
         return thing.new_empty(shape)
-    if is_jax(thing):  # NumPy's, since JAX's cannot be written
-        return sys.modules["numpy"].empty(shape, thing.dtype)
-    raise TypeError(f"{who}: out must be given where the input is no NumPy array and no PyTorch tensor")
+    if is_jax(thing):  # which cannot be written: NumPy's, or on a GPU a tensor of ours, both of which JAX can read where they lie
+        kind, index = thing.__dlpack_device__()
+        if int(kind) == _CPU:
+            return sys.modules["numpy"].empty(shape, thing.dtype)
+        from . import tensor  # late: it needs the tensor library
+        return tensor.empty(shape, dtype_name(thing.dtype), device=f"cuda:{index}")
+    library = type(thing).__module__.partition(".")[0]
+    if library == "cupy":
+        with thing.device:
+            return sys.modules["cupy"].empty(shape, thing.dtype)
+    if library == "tutti" and hasattr(thing, "requires_grad"):
+        return sys.modules["tutti.tensor"].empty(shape, thing.dtype, device=thing.device)
+    raise TypeError(f"{who}: out must be given where the input is no array of NumPy or CuPy and no tensor")
 
 
 def numpy_dtype(dtype: Any) -> Any:

@@ -110,6 +110,14 @@ def error_of(status: int) -> Error:
     return error
 
 
+def of_rank(error: Error, rank: int) -> Error:
+    """The error of a call that wanted to see a rank's memory. One on another host is not mapped: the words say what goes there instead."""
+    if error.status != "UNSUPPORTED" or "across nodes" not in str(error):
+        return error
+    words = f"{error}: rank {rank} is on another host; put, get and signals go there"
+    return type(error)(error.status, words, error.ranks, error.group, error.operation, error.sequence)
+
+
 def check(status: int) -> None:
     if status:
         raise error_of(status)

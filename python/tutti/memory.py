@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Optional
 from . import _interrupt
 from ._arguments import integer, nanoseconds, release_here
 from ._library import constants, lib, struct
-from .buffers import buffer_of, dtype_bytes, dtype_number, numpy_dtype
-from .errors import check
+from .buffers import dtype_bytes, dtype_number, host_buffer_of, numpy_dtype
+from .errors import check, error_of, of_rank
 
 if TYPE_CHECKING:
     from .world import Group
@@ -33,8 +33,10 @@ class Peers:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         dtype = self._memory.dtype if dtype is None else dtype
         view = struct("tutti_view")()
-        check(lib.tutti_peers_get_buffer(self._handle, rank, (ctypes.c_int64 * max(1, len(shape)))(*shape), len(shape), dtype_number(dtype), offset,
-                                         ctypes.byref(view)))
+        status = lib.tutti_peers_get_buffer(self._handle, rank, (ctypes.c_int64 * max(1, len(shape)))(*shape), len(shape), dtype_number(dtype), offset,
+                                            ctypes.byref(view))
+        if status:
+            raise of_rank(error_of(status), rank)
         count = 1
         for size in shape:
             count *= size
@@ -44,12 +46,12 @@ class Peers:
 
     def put(self, to: int, array: Any, offset: int = 0, timeout: Optional[float] = None) -> Any:
         """Writes an array into a rank's block, offset bytes from its beginning."""
-        source = buffer_of(array)
+        source = host_buffer_of(array)
         self._call(lib.tutti_peers_put, to, offset, source.address, source.count * dtype_bytes(source.dtype), timeout=timeout)
 
     def get(self, source: Optional[int], array: Any, offset: int = 0, timeout: Optional[float] = None) -> bytes:
         """Reads from a rank's block into an array, which is returned."""
-        target = buffer_of(array, writable=True)
+        target = host_buffer_of(array, writable=True)
         self._call(lib.tutti_peers_get, source, offset, target.address, target.count * dtype_bytes(target.dtype), timeout=timeout)
         return array
 
@@ -69,7 +71,7 @@ class Peers:
 
     def put_with_signal(self, to: int, array: Any, word: int, value: int, offset: int = 0, timeout: Optional[float] = None) -> None:
         """Writes an array into a rank's block, then sets a word of its signal pad: who sees the value sees the array."""
-        source = buffer_of(array)
+        source = host_buffer_of(array)
         self._call(lib.tutti_peers_put_with_signal, integer(to), offset, source.address, source.count * dtype_bytes(source.dtype), word, value, timeout=timeout)
 
     def wait_for_signal(self, word: int, value: int, at_least: bool = False, timeout: Optional[float] = None) -> None:
@@ -79,7 +81,7 @@ class Peers:
 
     def put_multicast(self, array: Any, offset: int = 0, timeout: Optional[float] = None) -> None:
         """Writes an array into everybody's block at once, where the device has multicast (World.has_multicast) or TUTTI_MULTICAST is "software"."""
-        source = buffer_of(array)
+        source = host_buffer_of(array)
         self._call(lib.tutti_peers_put_multicast, offset, source.address, source.count * dtype_bytes(source.dtype), timeout=timeout)
 
     rank = property(lambda self: lib.tutti_peers_rank(self._handle), doc="This rank among them.")

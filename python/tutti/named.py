@@ -11,7 +11,8 @@ use. Of tensors tutti.tensor has the same functions. Ranks call them together, a
 from __future__ import annotations
 
 import ctypes
-from typing import Any, List, Optional, Sequence, Tuple
+import functools
+from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar, cast
 
 from ._arguments import integer, integers, sizes
 from ._library import lib, struct
@@ -23,6 +24,17 @@ __all__ = ["all_gather_offset", "all_to_all_nd", "all_to_all_vdev", "all_to_all_
            "multimem_one_shot_reduce_out", "one_shot_all_reduce", "one_shot_all_reduce_copy", "reduce_scatter_offset", "reduce_scatter_out", "tile_reduce",
            "two_shot_all_reduce_", "two_shot_all_reduce_out"]
 _Rows, _Tile = struct("tutti_rows"), struct("tutti_tile")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _of_group(function: _Function) -> _Function:
+    """A function whose first argument must be a Group: Peers have a rank and a size, too."""
+    @functools.wraps(function)
+    def checked(group: Group, *arguments: Any, **named: Any) -> Any:
+        if not isinstance(group, Group):
+            raise TypeError(f"{function.__name__}: the first argument is a Group (World.group, Peers.group), not {type(group).__name__}")
+        return function(group, *arguments, **named)
+    return cast(_Function, checked)
 
 
 def _both(group: Group, function: Any, array: Any, out: Any, shape: Any, *more: Any, timeout: Optional[float], count: Optional[int] = None) -> Any:
@@ -37,11 +49,13 @@ def _shape(array: Any) -> Tuple[int, ...]:
 
 # ---- all-reduce ----
 
+@_of_group
 def one_shot_all_reduce(group: Group, array: Any, op: str = "sum", out: Any = None, timeout: Optional[float] = None) -> Any:
     """Every rank reads all arrays, which are symmetric and stay as they are, and writes its own out."""
     return _both(group, lib.tutti_one_shot_all_reduce, array, out, _shape(array), reduction_number(op), timeout=timeout)
 
 
+@_of_group
 def one_shot_all_reduce_copy(group: Group, buffer: Any, array: Any, op: str = "sum", out: Any = None, timeout: Optional[float] = None) -> Any:
     """The same of an array of any memory, which goes through buffer, symmetric and at least as long."""
     room = buffer_of(buffer, writable=True)
@@ -50,11 +64,13 @@ def one_shot_all_reduce_copy(group: Group, buffer: Any, array: Any, op: str = "s
                       out, (room, source, target), True, timeout)
 
 
+@_of_group
 def two_shot_all_reduce_(group: Group, array: Any, op: str = "sum", timeout: Optional[float] = None) -> Any:
     """In place: each rank reduces its slice and stores it into the arrays of all. They are symmetric."""
     return _in_place(group, lib.tutti_two_shot_all_reduce, array, op, timeout)
 
 
+@_of_group
 def two_shot_all_reduce_out(group: Group, array: Any, op: str = "sum", out: Any = None, timeout: Optional[float] = None) -> Any:
     """The same into out, any memory; the array, symmetric, stays as it was."""
     return _both(group, lib.tutti_two_shot_all_reduce_out, array, out, _shape(array), reduction_number(op), timeout=timeout)
@@ -67,6 +83,7 @@ def _in_place(group: Group, function: Any, array: Any, op: str, timeout: Optiona
 
 # ---- reduce-scatter and all-gather ----
 
+@_of_group
 def reduce_scatter_out(group: Group, array: Any, split_last_dim: bool = False, op: str = "sum", out: Any = None, timeout: Optional[float] = None) -> Any:
     """This rank's part of the sum of symmetric matrices: of their rows, or with split_last_dim of their columns."""
     shape = _shape(array)
@@ -85,6 +102,7 @@ def _matrix(shape: Sequence[int]) -> Tuple[int, int]:
     return rows, shape[-1] if shape else 1
 
 
+@_of_group
 def low_contention_all_gather(group: Group, array: Any, out: Any = None, multicast: bool = False, timeout: Optional[float] = None) -> Any:
     """all_gather that touches one peer after the other, each rank beginning with another. With multicast, one copy of each rank to all at once, into an out that is
     symmetric."""
@@ -92,6 +110,7 @@ def low_contention_all_gather(group: Group, array: Any, out: Any = None, multica
     return _both(group, function, array, out, (group.size, *_shape(array)), timeout=timeout)
 
 
+@_of_group
 def low_contention_reduce_scatter(group: Group, array: Any, op: str = "sum", out: Any = None, timeout: Optional[float] = None) -> Any:
     """reduce_scatter that touches one peer after the other, each rank beginning with another."""
     shape = _shape(array)
@@ -103,16 +122,19 @@ def low_contention_reduce_scatter(group: Group, array: Any, op: str = "sum", out
 
 # ---- multicast: where the device has it, or TUTTI_MULTICAST is "software" ----
 
+@_of_group
 def multimem_all_reduce_(group: Group, array: Any, op: str = "sum", timeout: Optional[float] = None) -> Any:
     """In place, by the switch; the array is symmetric."""
     return _in_place(group, lib.tutti_multimem_all_reduce, array, op, timeout)
 
 
+@_of_group
 def multimem_one_shot_all_reduce(group: Group, array: Any, op: str = "sum", out: Any = None, timeout: Optional[float] = None) -> Any:
     """Into out, any memory; the array is symmetric."""
     return _both(group, lib.tutti_multimem_one_shot_all_reduce, array, out, _shape(array), reduction_number(op), timeout=timeout)
 
 
+@_of_group
 def multimem_one_shot_reduce_out(group: Group, array: Any, root: int = 0, op: str = "sum", out: Any = None, timeout: Optional[float] = None) -> Any:
     """Into the root's out alone; None elsewhere."""
     if group.rank == root:
@@ -122,6 +144,7 @@ def multimem_one_shot_reduce_out(group: Group, array: Any, root: int = 0, op: st
                       timeout)
 
 
+@_of_group
 def multimem_all_gather_out(group: Group, array: Any, out: Any, timeout: Optional[float] = None) -> Any:
     """All ranks' arrays, one behind the other, into out, which is symmetric."""
     return _both(group, lib.tutti_multimem_all_gather_out, array, out, None, timeout=timeout)
@@ -149,6 +172,7 @@ def _splits(array: Any, count: int, writable: bool, name: str) -> Any:
     return found
 
 
+@_of_group
 def all_to_all_vdev(group: Group, array: Any, in_splits: Any, out: Any, out_splits_offsets: Any, timeout: Optional[float] = None) -> Any:
     """in_splits[r] rows go to rank r; afterwards out_splits_offsets[0][r] rows came from rank r, and begin at row out_splits_offsets[1][r] of out. All are symmetric,
     splits are of i64, and read when the call runs."""
@@ -157,6 +181,7 @@ def all_to_all_vdev(group: Group, array: Any, in_splits: Any, out: Any, out_spli
     return group._run(lib.tutti_all_to_all_vdev, (ctypes.byref(rows), splits.address, result.address), out, (rows, kept, splits, result), True, timeout)
 
 
+@_of_group
 def all_to_all_vdev_2d(group: Group, array: Any, in_splits: Any, out: Any, out_splits_offsets: Any, experts: int, major_align: int = 1,
                        timeout: Optional[float] = None) -> Any:
     """The same for so many experts on each rank: in_splits[rank][expert]; what comes lies expert by expert, each at a multiple of major_align rows."""
@@ -167,6 +192,7 @@ def all_to_all_vdev_2d(group: Group, array: Any, in_splits: Any, out: Any, out_s
                       timeout)
 
 
+@_of_group
 def all_to_all_vdev_2d_offset(group: Group, array: Any, in_splits_offsets: Any, out: Any, out_splits_offsets: Any, experts: int,
                               timeout: Optional[float] = None) -> Any:
     """The way back: from expert by expert, with offsets, to rank by rank, without gaps."""
@@ -197,6 +223,7 @@ def _dtype(array: Any) -> int:
     return buffer_of(new_like(array, (1,), "tiles")).number
 
 
+@_of_group
 def tile_reduce(group: Group, tile: Any, out: Any = None, root: int = 0, op: str = "sum", timeout: Optional[float] = None) -> Any:
     """Reduces a part of a symmetric matrix over all ranks into the root's out, whose rows may lie apart, too; None elsewhere."""
     source, number = _tile(tile), _dtype(tile)
@@ -207,6 +234,7 @@ def tile_reduce(group: Group, tile: Any, out: Any = None, root: int = 0, op: str
     return group._run(lib.tutti_tile_reduce, (ctypes.byref(source), ctypes.byref(target), number, reduction_number(op), integer(root)), out, (source, target), True, timeout)
 
 
+@_of_group
 def multi_root_tile_reduce(group: Group, tiles: Sequence[Any], roots: Sequence[int], outs: Optional[Sequence[Any]] = None, op: str = "sum",
                            timeout: Optional[float] = None) -> List[Any]:
     """The same for several tiles of one block at once, tile i for rank roots[i]: a list with the results of this rank, None in the other places."""
@@ -222,6 +250,7 @@ def multi_root_tile_reduce(group: Group, tiles: Sequence[Any], roots: Sequence[i
                       (sources, targets, rows, room, numbers), True, timeout)
 
 
+@_of_group
 def reduce_scatter_offset(group: Group, matrix: Any, ends: Sequence[int], dim: int = 0, targets: Optional[Sequence[int]] = None, op: str = "sum",
                           timeout: Optional[float] = None) -> List[Any]:
     """Cuts a symmetric matrix into parts along rows (dim 0) or columns (1), part i ending before ends[i], and reduces part i for rank targets[i] (default: in turn). The
@@ -238,6 +267,7 @@ def reduce_scatter_offset(group: Group, matrix: Any, ends: Sequence[int], dim: i
                       (source, limits, numbers, room, outs), True, timeout)
 
 
+@_of_group
 def all_gather_offset(group: Group, array: Any, counts: Sequence[int], timeout: Optional[float] = None) -> List[Any]:
     """A symmetric array has parts of counts[i] elements, shares of parameters: part i of all ranks, in rank order, as the i-th result."""
     source = buffer_of(array)
@@ -248,6 +278,7 @@ def all_gather_offset(group: Group, array: Any, counts: Sequence[int], timeout: 
     return group._run(lib.tutti_all_gather_offset, (source.address, lengths, len(counts), room, source.number), outs, (source, lengths, room, outs), True, timeout)
 
 
+@_of_group
 def all_to_all_nd(group: Group, array: Any, scatter_dim: int, out: Any = None, timeout: Optional[float] = None) -> Any:
     """A symmetric array [rows][columns][...], cut along one dimension over the ranks, is afterwards cut along the other. scatter_dim 1: columns are dealt out and rows
     put together; 0: the way back."""

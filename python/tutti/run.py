@@ -2,6 +2,7 @@
 """python -m tutti.run -n 4 script.py: `tutti run`, which starts scripts by this very Python."""
 import os
 import pathlib
+import re
 import shutil
 import sys
 
@@ -15,14 +16,26 @@ def command():
     return found
 
 
+def execute(*arguments):
+    """Goes on as the command. Importing the package has set the environment that its plug-ins need."""
+    path = command()
+    os.execv(path, [path, *arguments])
+
+
+def tool():
+    """The command `tutti` that pip installs: the package's own, with all that it can do."""
+    execute(*sys.argv[1:])
+
+
 def main():
     arguments = sys.argv[1:]
     for at, argument in enumerate(arguments):
+        if re.fullmatch(r"python[\d.]*", pathlib.Path(argument).name):
+            break  # who names a Python gets that one
         if argument.endswith(".py") and os.path.exists(argument):
             arguments[at:at] = [sys.executable, "-u"]
             break
-    path = command()
-    os.execv(path, [path, "run", *arguments])
+    execute("run", *arguments)
 
 
 if __name__ == "__main__":

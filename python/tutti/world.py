@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import ctypes
 import os
+import threading
 import traceback
 import weakref
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -13,7 +14,7 @@ from . import _interrupt
 from ._arguments import (device_number, integer as _int, integers as _ints, nanoseconds as _nanoseconds, release_here as _release_here, sizes as _sizes,
                          text as _text)
 from ._library import constants, lib, struct
-from .buffers import buffer_of, dtype_bytes, new_like
+from .buffers import buffer_of, dtype_bytes, new_like, place, same_place
 from .errors import check, error_of, status_name
 from .memory import Memory
 from .store import Store
@@ -98,14 +99,72 @@ class Work:
         self._kept.clear()
         return self.result
 
+    def join(self, stream: int = 0) -> None:
+        """Of arrays on a GPU: what comes to this stream (its handle as a number; 0: the default one) from now on begins after the call, and the host does not
+        wait. Hold the work until the stream has passed it."""
+        check(lib.tutti_work_join(self._handle, stream or None))
+
     def __await__(self) -> Any:
         import asyncio  # late, since it takes long
-        return asyncio.get_running_loop().run_in_executor(None, self.wait).__await__()
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        if finished(self._handle):
+            self._tell(future)
+        else:  # not by the loop's executor, whose threads asyncio.run waits for when it is interrupted
+            _awaited.add(self, loop, future)
+        return future.__await__()
+
+    def _tell(self, future: Any) -> None:
+        """Ends what was awaited, unless it was given up."""
+        if future.done():
+            return
+        try:
+            future.set_result(self.wait())  # which does not wait any more
+        except Exception as cause:
+            future.set_exception(cause)
+
+
+class _Awaited:
+    """The works that are awaited, of all loops. One thread waits for them, while there are any: for the oldest, and every millisecond it looks at the others."""
+
+    def __init__(self) -> None:
+        self._lock, self._pending, self._process = threading.Lock(), [], 0  # type: Any, List[Tuple[Work, Any, Any]], int
+
+    def add(self, work: Work, loop: Any, future: Any) -> None:
+        if self._process != os.getpid():  # a forked child has none of its parent's threads
+            self._lock, self._pending, self._process = threading.Lock(), [], os.getpid()
+        with self._lock:
+            self._pending.append((work, loop, future))
+            if len(self._pending) > 1:
+                return
+        threading.Thread(target=self._run, name="tutti await", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                pending = list(self._pending)
+            lib.tutti_work_wait(pending[0][0]._handle, 1_000_000)
+            over = [entry for entry in pending if entry[2].done() or finished(entry[0]._handle)]
+            for work, loop, future in over:
+                try:
+                    loop.call_soon_threadsafe(work._tell, future)
+                except RuntimeError:  # the loop was closed meanwhile
+                    pass
+            with self._lock:
+                self._pending = [entry for entry in self._pending if not any(entry is each for each in over)]
+                if not self._pending:
+                    return
+
+
+_awaited = _Awaited()
 
 
 class Group:
-    """Ranks that do something together. Collectives are called by all of them, in the same order. Arrays may be NumPy's, PyTorch's (CPU), or anything
-    with the buffer protocol or DLPack; they are read and written where they lie. With wait=False a call returns a Work. timeout is in seconds."""
+    """Ranks that do something together. Collectives are called by all of them, in the same order. Arrays may be NumPy's, PyTorch's, or anything with the
+    buffer protocol or DLPack; they are read and written where they lie. With wait=False a call returns a Work. timeout is in seconds.
+
+    Of arrays on a GPU (PyTorch's, CuPy's, tutti.tensor's, with the CUDA plug-in) a call is put into the stream that is current in their library, and returns.
+    What goes wrong on the device ends the group: the next call says so, or check, and results that were read before are not valid."""
 
     def __init__(self, world: Any, handle: Any, owned: bool = True) -> None:
         self.world, self._handle, self._batch = world, handle, None
@@ -179,9 +238,10 @@ class Group:
 
     def _run(self, function, arguments, result, kept, wait, timeout, **fields):
         call = _Call(timeout_ns=_nanoseconds(timeout), **fields)
+        held = place(call, kept)
         if self._batch is not None:
             call.batch = self._batch._handle
-            self._batch._kept.append((kept, result))
+            self._batch._note(call, kept, result, held)
             check(function(self._handle, *arguments, ctypes.byref(call)))
             return result
         if not wait:
@@ -189,10 +249,23 @@ class Group:
             call.work = ctypes.addressof(handle)
             check(_interrupt.call(self.world._handle, function, self._handle, *arguments, ctypes.byref(call)))
             return Work(self.world._handle, handle.value, result, (kept, result))
+        if held:
+            self._run_held(function, (self._handle, *arguments), call, (kept, result))
+            return result
         status = _interrupt.call(self.world._handle, function, self._handle, *arguments, ctypes.byref(call))
         if status:
             raise error_of(status)
         return result
+
+    def _run_held(self, function, arguments, call, kept):
+        """Puts a call into its stream and holds the arrays until it is over, since their library may give their memory out again before."""
+        handle = ctypes.c_void_p()
+        call.work = ctypes.addressof(handle)
+        check(_interrupt.call(self.world._handle, function, *arguments, ctypes.byref(call)))
+        try:
+            check(lib.tutti_work_join(handle, call.stream))
+        finally:
+            _drop(os.getpid(), handle.value, kept)
 
     def _pair(self, who, array, out, shape):
         """Input and output, which is made where none is given."""
@@ -410,7 +483,14 @@ class Batch:
     """See Group.batch."""
 
     def __init__(self, group: Any) -> None:
-        self._group, self._handle, self._kept = group, None, []  # type: Any, Any, List[Any]
+        self._group, self._handle, self._kept, self._call, self._held = group, None, [], _Call(), False  # type: Any, Any, List[Any], Any, bool
+
+    def _note(self, call: Any, kept: Any, result: Any, held: bool) -> None:
+        """A call of it: all lie on one device, and run in one stream."""
+        if self._kept:
+            same_place(call.device, call.stream, self._call.device, self._call.stream)
+        self._kept.append((kept, result))
+        self._call.device, self._call.stream, self._held = call.device, call.stream, self._held or held
 
     def __enter__(self) -> Batch:
         if self._group._batch is not None:
@@ -425,7 +505,10 @@ class Batch:
         if kind is not None:
             lib.tutti_batch_cancel(self._handle)
             return
-        check(_interrupt.call(self._group.world._handle, lib.tutti_batch_end, self._handle, None))
+        if self._held:
+            self._group._run_held(lib.tutti_batch_end, (self._handle,), self._call, self._kept)
+        else:
+            check(_interrupt.call(self._group.world._handle, lib.tutti_batch_end, self._handle, ctypes.byref(self._call)))
         self._kept = []
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives over several hosts, each a network namespace, started by tutti run: they move data and check it, and the
 death of a rank is told with its signal on the other host."""
+import importlib.util
 import os
 import sys
 import tempfile
@@ -50,6 +51,38 @@ def a_killed_rank_is_named_with_its_signal_on_the_other_host():
     assert all(status != 0 for status in statuses), (statuses, outputs)
     contains(outputs[0], "rank 3")
     contains(outputs[0], "signal 9")
+    return None
+
+
+PYTHON = """
+import numpy, tutti
+with tutti.World() as world:
+    memory = world.empty(4, "f32")
+    peers, other = memory.rendezvous(), 1 - world.rank
+    try:
+        peers.array(other)
+    except tutti.UnsupportedError as error:
+        print("told:", error)
+    peers.put(other, numpy.full(4, world.rank + 1, "f4"))
+    peers.barrier()
+    assert peers.array(world.rank).tolist() == [other + 1] * 4
+"""
+
+
+@test
+def python_says_what_goes_to_memory_that_is_not_mapped():
+    package = os.path.join(os.environ["TEST_BUILD"], "python")
+    if WHY_NOT:
+        return WHY_NOT
+    if os.environ.get("TEST_SANITIZE"):
+        return "a library with a sanitizer cannot be loaded late"
+    if not os.path.exists(os.path.join(package, "tutti", "_interface.py")) or importlib.util.find_spec("numpy") is None:
+        return "the Python package was not built, or there is no NumPy"
+    statuses, outputs = run_job([1, 1], [sys.executable, "-c", PYTHON], {"PYTHONPATH": package})
+    equal((statuses, outputs if statuses != [0, 0] else None), ([0, 0], None))
+    for rank, output in enumerate(outputs):
+        contains(output, "Cannot get buffer across nodes")
+        contains(output, f"rank {1 - rank} is on another host; put, get and signals go there")
     return None
 
 

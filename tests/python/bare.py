@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The package on a machine that has neither OpenBLAS nor gfortran's library: they are hidden from a process of its own (a mount namespace, which needs root).
+"""The package on a machine that has neither OpenBLAS nor gfortran's library, nor libsodium: they are hidden from a process of its own (a mount namespace, which needs root).
 A wheel brings its own, and everything works; the package of the build tree has no tensors then, and says what is missing."""
 import ctypes
 import os
@@ -13,8 +13,9 @@ import tempfile
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
 from harness import build, installed, packages, run, skip  # noqa: E402
 
+SODIUM = r"|libsodium\W"  # a wheel brings it, the build tree uses that of the machine
 BLAS = r"lib(openblas|blas|cblas|lapack|lapacke|gfortran|quadmath|blis|mkl_\w+)\W"
-OTHERS = r"|lib(hwloc|sodium|dnnl|gomp|ucp|ucs|uct|ucm|numa)\W"  # what a build with optional packages uses, and a wheel does not
+OTHERS = r"|lib(hwloc|dnnl|gomp|ucp|ucs|uct|ucm|numa)\W"  # what a build with optional packages uses, and a wheel does not
 
 
 def libraries():
@@ -64,10 +65,11 @@ print("tensors work")
 
 def inside():
     """In the namespace."""
-    hide(BLAS + OTHERS if installed else BLAS)  # what tests/python/wheel.py has made is of a build with optional packages
+    of_wheel = installed or packages != build / "python"
+    hide(BLAS + (SODIUM if of_wheel else "") + (OTHERS if installed else ""))  # what tests/python/wheel.py has made is of a build with optional packages
     assert gone("libopenblas.so.0") and gone("libgfortran.so.5"), "they are still there"
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=300)
-    if installed or packages != build / "python":
+    if of_wheel:
         assert ran.returncode == 0 and ran.stdout == "tensors work\n", (ran.stdout, ran.stderr)
     else:
         assert ran.returncode != 0 and "ImportError: tutti: libtutti-tensor" in ran.stderr and "blas" in ran.stderr, (ran.stdout, ran.stderr)

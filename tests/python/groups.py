@@ -28,7 +28,7 @@ def queues(store):
 
 
 def server_with_a_secret():
-    """And the secret; None where the library was built without libsodium, as in a wheel."""
+    """And the secret; None where the library was built without libsodium."""
     secret = b"sixteen bytes or"
     try:
         return tutti.Store.tcp("127.0.0.1", 0, server=True, secret=secret), secret

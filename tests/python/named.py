@@ -36,6 +36,9 @@ def reductions(world):
     assert named.one_shot_all_reduce(group, memory.array, out=out) is out and (out == total).all()
     buffer = world.empty(64)
     assert (named.one_shot_all_reduce_copy(group, buffer.array, everybody[rank].copy()) == total).all()
+    wrong = raises(TypeError, named.one_shot_all_reduce, memory.rendezvous(), memory.array)
+    assert "Group" in str(wrong) and "Peers" in str(wrong) and "one_shot_all_reduce" in str(wrong), wrong
+    raises(TypeError, named.tile_reduce, world, memory.array)
     raises(tutti.Error, named.one_shot_all_reduce_copy, group, world.empty(3).array, everybody[rank].copy())  # too short
     assert (named.reduce_scatter_out(group, memory.array) == total[4 // size * rank:4 // size * (rank + 1)]).all()
     assert (named.reduce_scatter_out(group, memory.array, split_last_dim=True) == total[:, 6 // size * rank:6 // size * (rank + 1)]).all()

@@ -102,6 +102,84 @@ def copies_from_pinned_memory_do_not_wait():
     raises(tutti.Error, streams.copy_async_, there, streams.empty_pinned(999))
 
 
+def other_libraries_streams_are_ordered():
+    """A consumer's stream by DLPack begins after what was put into the current one here, and an array of others is wanted in that."""
+    x = tt.arange(8, dtype="f32").to_device("cuda")
+
+    class Theirs:
+        """An array on the device that notes the stream in which it is asked for."""
+        asked: list = []
+
+        def __dlpack_device__(self):
+            return x.__dlpack_device__()
+
+        def __dlpack__(self, *, stream=None, max_version=None):
+            self.asked.append(stream)
+            return x.__dlpack__(stream=stream, max_version=max_version)
+    with streams.Stream() as here:
+        y = x * 2
+        other = streams.Stream()
+        capsule = y.__dlpack__(stream=other.handle, max_version=(1, 0))
+        with other:
+            assert tt.from_dlpack(capsule).tolist() == [2.0 * i for i in range(8)]
+        for stream in (None, 1, 2, -1, here.handle):
+            assert (tt.from_dlpack(y.__dlpack__(stream=stream)) + 0).tolist() == [2.0 * i for i in range(8)]
+        assert (tt.from_dlpack(Theirs()) + 1).tolist() == [i + 1.0 for i in range(8)]
+    tt.from_dlpack(Theirs())
+    assert Theirs.asked == [here.handle, 1]
+
+
+class Unordered:
+    """An array of a library that is none of those whose streams are known."""
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+
+    def __dlpack_device__(self):
+        return self._tensor.__dlpack_device__()
+
+    def __dlpack__(self, **named):
+        return self._tensor.__dlpack__(**named)
+
+
+def _reduce():
+    with tutti.World() as world:
+        group = world.group
+        x = tt.full((1000,), float(group.rank + 1), device="cuda")
+        assert group.all_reduce(x) is x and x.tolist() == [3.0] * 1000
+        with streams.Stream():
+            gathered = group.all_gather(x * float(group.rank))
+            assert gathered.device == "cuda:0" and gathered.shape == (2, 1000) and gathered.sum().item() == 3000
+        work = group.all_reduce(x, op="max", wait=False)
+        work.join()
+        assert (x + 1).tolist() == [4.0] * 1000 and work.wait() is x and work.done()
+        with group.batch():
+            group.all_reduce(a := tt.ones(3, device="cuda"))
+            group.broadcast(b := tt.full((2,), float(group.rank), device="cuda"), root=1)
+        assert a.tolist() == [2.0] * 3 and b.tolist() == [1.0] * 2
+        assert "devices" in str(raises(TypeError, group.all_reduce, x, out=tt.zeros(1000)))
+        assert "symm_empty" in str(raises(TypeError, world.empty((1000,)).rendezvous().put, 0, x))
+        held = group.all_reduce(Unordered(x), out=tt.empty(1000, device="cuda"))  # of a library whose stream nobody knows
+        assert held.tolist() == [6.0] * 1000
+        with group.batch():
+            group.all_reduce(Unordered(x), out=held)
+        assert held.tolist() == [6.0] * 1000
+        with streams.Stream():
+            assert "streams" in str(raises(TypeError, group.all_reduce, x, out=Unordered(held)))
+
+        def two_places():
+            with group.batch():
+                group.all_reduce(x)
+                group.all_reduce(tt.zeros(3))
+        assert "devices" in str(raises(TypeError, two_places))
+        streams.synchronize("cuda")
+        world.finish()
+
+
+def groups_take_arrays_of_the_device():
+    tutti.spawn(_reduce, 2)
+
+
 def the_default_device_is_the_threads():
     streams.set_default_device("cuda")
     try:
@@ -137,4 +215,4 @@ def memory_is_counted_and_limited():
 
 if __name__ == "__main__":
     run((operators_go_to_the_current_stream, threads_have_streams_of_their_own, a_step_is_run_again, copies_from_pinned_memory_do_not_wait,
-         the_default_device_is_the_threads, memory_is_counted_and_limited))
+         other_libraries_streams_are_ordered, groups_take_arrays_of_the_device, the_default_device_is_the_threads, memory_is_counted_and_limited))

@@ -8,6 +8,7 @@ import pathlib
 import signal
 import sys
 import tempfile
+import time
 import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
@@ -154,14 +155,159 @@ def models(rank, size, gloo):
         torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-def _rank(rank, size, path, names):
-    faulthandler.dump_traceback_later(1.5 * LIMIT.total_seconds(), exit=True)  # where it hangs
+def buffers(rank, size, gloo):
+    """Memory that only a work holds is given to nobody else while the device uses it, whichever stream the work is waited for in: here it waits for the last rank,
+    whose stream is busy, while the others ask for as much memory in their own stream, and write to it."""
+    length = 1 << 18
+    for ask in ("wait", "future", "drop"):
+        if rank == size - 1:
+            torch.cuda._sleep(300_000_000)
+        mine, parts = torch.full((length,), rank + 1.0, device="cuda"), [torch.zeros(length, device="cuda") for _ in range(size)]
+        column = torch.full((length, 2), rank + 1.0, device="cuda").t()  # not dense in its own order
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        futures = []
+        with torch.cuda.stream(side):
+            works = [dist.all_gather(parts, mine, async_op=True), dist.all_reduce(column, async_op=True)]
+        if ask == "future":
+            futures = [work.get_future() for work in works]
+        elif ask == "wait":
+            with torch.cuda.stream(side):
+                for work in works:
+                    work.wait()
+        del works
+        others = []
+        for stream in (torch.cuda.current_stream(), side):
+            with torch.cuda.stream(stream):
+                others += [torch.full((count * length,), -1.0, device="cuda") for count in (1, 2, size) for _ in range(4)]
+        for future in futures:
+            future.wait()
+        torch.cuda.synchronize()
+        for other in others:
+            assert (other == -1).all().item(), f"{ask}: memory was given out twice"
+        for other, part in enumerate(parts):
+            same(part[:7], torch.full((7,), other + 1.0))
+            assert (part == other + 1).all().item(), ask
+        assert (column == sum(range(1, size + 1))).all().item(), ask
+
+
+def arrays(rank, size, gloo):
+    """Groups of Tutti itself take arrays where they lie, in the stream that is current in their library: PyTorch's, tutti.tensor's, and CuPy's where it is installed."""
+    import tutti
+    from tutti import streams, tensor as tt
+    group = tutti.torch.member.member_of(dist.group.WORLD)._world.group
+    total = float(sum(range(1, size + 1)))
+    x, other = torch.full((1 << 16,), rank + 1.0, device="cuda"), torch.cuda.Stream()
+    other.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(20_000_000)
+        x *= 2
+        assert group.all_reduce(x) is x
+        x += 1
+        gathered = group.all_gather(x)
+    torch.cuda.current_stream().wait_stream(other)
+    assert gathered.is_cuda and (gathered == 2 * total + 1).all().item()
+    work = group.all_reduce(y := torch.ones(1000, device="cuda"), wait=False)
+    work.join(torch.cuda.current_stream().cuda_stream)
+    assert (y + 1).sum().item() == 1000 * (size + 1) and work.wait() is y and work.done()
+    with group.batch():
+        group.all_reduce(a := torch.ones(3, device="cuda"))
+        group.all_reduce(b := torch.ones(4, device="cuda"), op="max")
+    assert a.tolist() == [float(size)] * 3 and b.tolist() == [1.0] * 4
+    raises(TypeError, group.all_reduce, a, out=torch.ones(3))
+    t = tt.full((8,), rank + 1.0, device="cuda")
+    with streams.Stream():
+        assert (group.all_reduce(t * 3) + 0).tolist() == [3 * total] * 8
+        shared = torch.from_dlpack(t)  # PyTorch's current stream is ordered behind this one
+        assert shared.is_cuda and shared.tolist() == [rank + 1.0] * 8
+        shared.fill_(7.0)
+        back = tt.from_dlpack(shared)
+        assert (back + 1).tolist() == [8.0] * 8
+    assert torch.from_dlpack(back).data_ptr() == shared.data_ptr()
+    for library in (_cupy, _jax):
+        try:
+            library(group, size, float(rank + 1), total)
+        except ImportError as error:
+            print(f"skipped: arrays of {library.__name__[1:]}: {error}", flush=True)
+
+
+def _cupy(group, size, mine, total):
+    import cupy
+    from tutti import tensor as tt
+    c = cupy.full((1000,), mine, dtype=cupy.float32)
+    with cupy.cuda.Stream():
+        c *= 2
+        assert group.all_reduce(c) is c
+        c += 1
+        gathered = group.all_gather(c)
+        assert gathered.shape == (size, 1000) and c.get().tolist() == [2 * total + 1] * 1000 and float(gathered.sum()) == size * 1000 * (2 * total + 1)
+    assert (tt.from_dlpack(c) + 1).tolist()[:2] == [2 * total + 2] * 2
+    t = tt.full((8,), 7.0, device="cuda")
+    assert float(cupy.from_dlpack(t).sum()) == 56.0
+
+
+def _jax(group, size, mine, total):
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # it would take most of the GPU
+    import jax
+    from tutti import tensor as tt
+    j = jax.device_put(jax.numpy.full((1000,), mine, jax.numpy.float32) * 2, jax.devices("gpu")[0])
+    summed = group.all_reduce(j, out=tt.empty(1000, device="cuda"))
+    gathered = group.all_gather(j)
+    assert gathered.device == "cuda:0" and gathered.shape == (size, 1000) and summed.tolist() == [2 * total] * 1000
+    assert float(jax.numpy.from_dlpack(gathered).sum()) == 2000 * total and j.tolist() == [2 * mine] * 1000
+    raises(TypeError, group.all_reduce, j)
+    assert (tt.from_dlpack(j) + 1).tolist()[:2] == [2 * mine + 1] * 2
+
+
+def mixture(rank, size, gloo):
+    """A group whose tensors on GPUs are Tutti's, and those of the CPU gloo's."""
+    group = dist.new_group(backend="cpu:gloo,cuda:tutti")
+    for device in ("cpu", "cuda"):
+        dist.all_reduce(x := torch.full((5,), rank + 1.0, device=device), group=group)
+        assert x.tolist() == [float(sum(range(1, size + 1)))] * 5
+    dist.destroy_process_group(group)
+
+
+def _until_it_fails(length):
+    """What goes wrong on the device is told by the next call."""
+    for _ in range(1000):
+        dist.all_reduce(torch.ones(length, device="cuda"))
+        torch.cuda.synchronize()
+
+
+def mismatch(rank, size, gloo):
+    error = raises(dist.DistBackendError, _until_it_fails, 10 + rank)
+    print(f"rank {rank}: {error.status} {error.ranks}: {error}", flush=True)
+    assert error.status == "MISMATCH" and error.ranks
+
+
+def death(rank, size, gloo):
+    """A rank that is killed while it has nothing on the device: the others, who wait for it there, are told who."""
+    dist.all_reduce(torch.ones(10, device="cuda"))
+    torch.cuda.synchronize()
+    dist.barrier(group=gloo)
+    if rank == size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    error = raises(dist.DistBackendError, _until_it_fails, 10)
+    print(f"rank {rank}: {error.status} {error.ranks} after {1e3 * (time.monotonic() - begin):.0f} ms: {error}", flush=True)
+    assert error.status == "DEAD" and tuple(error.ranks) == (size - 1,)
+    os._exit(0)  # gloo, too, misses a rank
+
+
+def _init(rank, size, path, limit):
+    faulthandler.dump_traceback_later(2 * LIMIT.total_seconds(), exit=True)  # where it hangs
     faulthandler.register(signal.SIGUSR1)  # and where it is, when asked
     import tutti.torch
     assert tutti.torch._cuda.here, "the plug-in was not found"
     torch.cuda.set_device(0)
-    dist.init_process_group("tutti", init_method=f"file://{path}", rank=rank, world_size=size, timeout=LIMIT)
-    gloo = dist.new_group(backend="gloo")
+    dist.init_process_group("tutti", init_method=f"file://{path}", rank=rank, world_size=size, timeout=limit)
+    return dist.new_group(backend="gloo")
+
+
+def _rank(rank, size, path, names):
+    import tutti.torch
+    gloo = _init(rank, size, path, LIMIT)
     for name in names:
         try:
             globals()[name](rank, size, gloo)
@@ -177,27 +323,88 @@ def _rank(rank, size, path, names):
     dist.destroy_process_group()
 
 
-def _with(size, *names):
-    if size > 2:  # a share of the GPU for each: else MPS may let kernels of some take the place that others wait for
+def _without_share(rank, size, path, names):
+    """Each call gives the right values, or an error that names a rank which did not come to the device in time."""
+    import tutti
+    gloo = _init(rank, size, path, datetime.timedelta(seconds=4))
+    told = "nothing"
+    for name in names:
+        try:
+            globals()[name](rank, size, gloo)
+            torch.cuda.synchronize()
+        except (dist.DistBackendError, tutti.Error) as error:
+            assert error.status == "TIMEOUT" and error.ranks and "deadline" in str(error), f"rank {rank} of {size} in {name}: {error.status} {error.ranks}: {error}"
+            told = f"{name}: {error}"
+            break
+        except BaseException:
+            print(f"rank {rank} of {size} in {name}:\n{traceback.format_exc()}", flush=True)
+            tutti.torch.member.member_of(dist.group.WORLD).abort()
+            torch.cuda.synchronize()
+            raise
+    torch.cuda.synchronize()  # the device is as well as before
+    assert (torch.ones(3, device="cuda") + rank).tolist() == [1.0 + rank] * 3
+    print(f"        rank {rank} of {size} without a share was told {told}", flush=True)
+    dist.barrier(group=gloo)
+
+
+def _with(size, *names, body=_rank, share=True):
+    if size > 2 and share:  # a share of the GPU for each: else MPS may let kernels of some take the place that others wait for
         os.environ["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // size)
     else:
         os.environ.pop("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", None)
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_rank, (size, os.path.join(folder, "store"), names), nprocs=size)
+        multiprocessing.spawn(body, (size, os.path.join(folder, "store"), names), nprocs=size)
+
+
+def _sizes():
+    return [int(text) for text in os.environ.get("RANKS", "2").split()]
 
 
 def collectives_are_those_of_gloo():
-    for size in [int(text) for text in os.environ.get("RANKS", "2").split()]:
-        _with(size, "reductions", "moves", "several_at_once", "messages", "groups")
+    for size in _sizes():
+        _with(size, "reductions", "moves", "several_at_once", "messages", "groups", "buffers")
 
 
 def streams_are_pytorchs():
-    _with(2, "streams")
+    for size in _sizes():
+        _with(size, "streams")
 
 
 def data_parallel_and_fully_sharded():
-    _with(2, "models")
+    for size in _sizes():
+        _with(size, "models")
+
+
+def a_group_has_a_backend_for_each_device():
+    if os.environ.get("TUTTI_TORCH_SHIM") == "on":
+        _with(2, "mixture")
+
+
+def arrays_of_every_library():
+    _with(2, "arrays")
+
+
+def calls_that_do_not_match_are_told():
+    _with(2, "mismatch")
+
+
+def a_rank_that_dies_is_told():
+    for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"):  # not under MPS, whose server it may take with it
+        os.environ.pop(name, None)
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [context.Process(target=_rank, args=(rank, 2, os.path.join(folder, "store"), ("death",))) for rank in range(2)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+    assert [process.exitcode for process in ranks] == [0, -signal.SIGKILL], ranks
+
+
+def ranks_without_shares_are_right_or_told():
+    _with(4, "reductions", "moves", "several_at_once", "messages", "reductions", "moves", body=_without_share, share=False)
 
 
 if __name__ == "__main__":
-    run((collectives_are_those_of_gloo, streams_are_pytorchs, data_parallel_and_fully_sharded))
+    run((collectives_are_those_of_gloo, streams_are_pytorchs, data_parallel_and_fully_sharded, a_group_has_a_backend_for_each_device, arrays_of_every_library, calls_that_do_not_match_are_told,
+         ranks_without_shares_are_right_or_told, a_rank_that_dies_is_told))

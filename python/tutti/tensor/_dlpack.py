@@ -70,10 +70,24 @@ def device_of(tensor: Any) -> Tuple[int, int]:
     return (constants["TT_DLPACK_CPU"] if kind == "cpu" else constants["TT_DLPACK_CUDA"], int(index or 0))
 
 
-def capsule(tensor: Any, max_version: Optional[Tuple[int, int]], dl_device: Any, copy: Optional[bool]) -> Any:
+def _order(device: str, stream: Any) -> None:
+    """What comes to a stream of another library (its number there: 1 is the default one, -1 none at all) begins after what the current one here holds."""
+    from ..streams import Event, Stream, current_stream  # late: it needs this module
+    handle = 0 if stream in (None, 0, 1) else int(stream)
+    if handle == -1 or handle == current_stream(device).handle:
+        return
+    mark = Event(device)
+    with Stream(device, handle):
+        mark.join()
+
+
+def capsule(tensor: Any, stream: Any, max_version: Optional[Tuple[int, int]], dl_device: Any, copy: Optional[bool]) -> Any:
     if dl_device is not None and tuple(dl_device) != device_of(tensor):
         raise BufferError(f"tutti: the tensor is on {tensor.device}; move it with to_device")
-    managed = _calls.answer(_export, tensor.clone() if copy else tensor, 0)
+    shown = tensor.clone() if copy else tensor
+    if device_of(tensor)[0] == constants["TT_DLPACK_CUDA"]:
+        _order(tensor.device, stream)
+    managed = _calls.answer(_export, shown, 0)
     if max_version is not None and max_version[0] >= 1:
         if copy:
             _Managed.from_address(managed).flags |= constants["TT_DLPACK_COPIED"]
@@ -135,16 +149,26 @@ def _end_guest(address):
         _DELETER(deleter)(old)
 
 
+def _here(thing: Any) -> Dict[str, int]:
+    """The stream that an array on a GPU is wanted in, as its library is told: the current one, of which 1 is the default one."""
+    kind, index = thing.__dlpack_device__() if hasattr(thing, "__dlpack_device__") else (constants["TT_DLPACK_CPU"], 0)
+    if int(kind) != constants["TT_DLPACK_CUDA"]:
+        return {}
+    from ..streams import current_stream  # late: it needs this module
+    return {"stream": current_stream(f"cuda:{index}").handle or 1}
+
+
 def from_dlpack(thing: Any) -> Any:
     """A tensor over the memory of an array of another library (NumPy, PyTorch, JAX, CuPy ...), or of a capsule that one made. Memory that is marked
     read-only is copied. JAX marks nothing, though its arrays must not change: do not write to a tensor over one (as_tensor makes a copy)."""
     made = thing
     if hasattr(thing, "__dlpack__"):
+        behind = _here(thing)
         try:
-            made = thing.__dlpack__(max_version=(1, 1))
+            made = thing.__dlpack__(max_version=(1, 1), **behind)
         except TypeError:  # from before that argument, and so without a mark for what is read-only
             fixed = getattr(getattr(thing, "flags", None), "writeable", True) is False
-            made = (thing.copy() if fixed else thing).__dlpack__()
+            made = (thing.copy() if fixed else thing).__dlpack__(**behind)
     if _is(made, _NAME):
         tensor = _calls.tensor(_import, _pointer_of(made, _NAME))
         _rename(made, _USED)

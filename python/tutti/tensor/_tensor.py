@@ -279,7 +279,7 @@ class Tensor(ops.Methods, Handle):
         return array.copy() if copy else array
 
     def __dlpack__(self, *, stream: Any = None, max_version: Optional[Tuple[int, int]] = None, dl_device: Any = None, copy: Optional[bool] = None) -> Any:
-        return _dlpack.capsule(self, max_version, dl_device, copy)
+        return _dlpack.capsule(self, stream, max_version, dl_device, copy)
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         return _dlpack.device_of(self)

@@ -139,7 +139,7 @@ class SymmetricMemory:
         sizes = tuple(sizes)
         status = function(self._peers, rank, (ctypes.c_int64 * max(1, len(sizes)))(*sizes), len(sizes), number, storage_offset, ctypes.byref(view))
         if status:
-            raise_error(status)
+            raise_error(status, rank)
         return _tensor_over(view.data, sizes, dtype, self)
 
     def get_buffer(self, rank: int, sizes: Sequence[int], dtype: torch.dtype, storage_offset: Any = 0) -> torch.Tensor:

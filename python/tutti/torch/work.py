@@ -14,21 +14,21 @@ import torch
 import torch.distributed as dist
 
 from .._library import lib
-from ..errors import error_of
+from ..errors import error_of, of_rank
 from ..world import _drop, wait_for
 
 
-def failure(status: int) -> Any:
-    """The failure of a call that this thread has just made, as PyTorch's users know it. status and ranks are the library's."""
-    cause = error_of(status)
+def failure(status: int, rank: int = -1) -> Any:
+    """The failure of a call that this thread has just made, as PyTorch's users know it. status and ranks are the library's. rank: whose memory was asked for."""
+    cause = of_rank(error_of(status), rank)
     error: Any = dist.DistBackendError(str(cause))
     error.status, error.ranks = cause.status, cause.ranks
     error.__cause__ = cause
     return error
 
 
-def raise_error(status: int) -> NoReturn:
-    raise failure(status)
+def raise_error(status: int, rank: int = -1) -> NoReturn:
+    raise failure(status, rank)
 
 
 def _finished(handle: int) -> bool:
