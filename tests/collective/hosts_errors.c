@@ -33,8 +33,9 @@ static tutti_group *backwards(tutti_world *world) {
     return group;
 }
 
-/* A call that goes well on every rank. A group that ends ends for ranks that are still in an earlier call of it, too, so
- * nobody goes on before all have left it: they meet in another group, whose own end, by a death, concerns nobody here. */
+/* A call that goes well on every rank. A group that ends ends for ranks that are still in an earlier call of it, too,
+ * so nobody goes on before all have left it: they meet in another group, whose own end, by a death, concerns nobody
+ * here. */
 static void meet_well(tutti_world *world, tutti_group *group) {
     CHECK_OK(tutti_barrier(group, NULL));
     float one = 1, sum;
