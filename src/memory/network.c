@@ -807,7 +807,8 @@ tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait,
     if (status == TUTTI_OK && !peer->connected)
         status = connect_to(network, rank);
     pthread_mutex_unlock(&network->looking);
-    return status;
+    /* Who saw the group end may have left at once, and told those alone that it was connected with; the store knows. */
+    return status == TUTTI_ERROR_NETWORK && tu_group_ask_store(side->group) ? TUTTI_ERROR_STATE : status;
 }
 
 tutti_status tu_network_expect(tu_network_group *side, const tu_group_wait *wait, int member) {
