@@ -116,11 +116,12 @@ int agent_open(const agent_options *options, agent **made) {
     bool may_be_open = options->secret.bytes > 0 || options->trust_network;
     tu_address any_port = options->meet;
     any_port.port = 0;
-    if (tu_store_listen(&options->meet, may_be_open, options->deadline, &this->listeners) != TUTTI_OK ||
-        tu_store_listen(&any_port, may_be_open, options->deadline, &this->store) != TUTTI_OK)
-        return may_be_open ? tool_fail("run: cannot listen where the hosts meet: %s", tutti_error_message())
-                           : tool_fail("run: cannot listen where the hosts meet: %s. For tutti run: --secret-file FILE",
-                                       tutti_error_message());
+    tutti_status status = tu_store_listen(&options->meet, may_be_open, options->deadline, &this->listeners);
+    if (status == TUTTI_OK)
+        status = tu_store_listen(&any_port, may_be_open, options->deadline, &this->store);
+    if (status != TUTTI_OK)
+        return tool_fail("run: cannot listen where the hosts meet: %s%s", tutti_error_message(),
+                         status == TUTTI_ERROR_REFUSED ? ". For tutti run: --secret-file FILE" : "");
     return 0;
 }
 

@@ -151,6 +151,8 @@ class FullySharded(_Parallel):
         options.dimension, options.watch = address_of(_dimension).value if dimension is not None else None, address_of(_watch).value if watch is not None else None
         for field, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype), ("output_dtype", output_dtype)):
             setattr(options, field, dtype_number(dtype) if dtype is not None else 0)
+        if not hasattr(units, "__len__") or not all(isinstance(unit, Module) for unit in units):
+            raise TypeError("tutti: the units of FullySharded are a list of modules, behind the group: FullySharded(net, group, [net[0], net[2]])")
         handles = (ctypes.c_void_p * max(1, len(units)))(*[unit._need() for unit in units])
         options.user = kept = _calls.kept.add((dimension, watch))
         try:

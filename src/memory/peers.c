@@ -154,7 +154,9 @@ static tutti_status make_view(const tutti_peers *peers, const char *what, char *
     if (status != TUTTI_OK)
         return status;
     if (base == NULL)
-        return tu_error(TUTTI_ERROR_UNSUPPORTED, "%s: Cannot get buffer across nodes: that rank is not mapped here",
+        return tu_error(TUTTI_ERROR_UNSUPPORTED,
+                        "%s: Cannot get buffer across nodes: that rank is not mapped here; tutti_peers_put, "
+                        "tutti_peers_get and signals reach it",
                         what);
     if (offset < 0)
         return tu_error(TUTTI_ERROR_RANGE, "%s: an offset must be non-negative, not %lld", what, (long long)offset);

@@ -212,7 +212,8 @@ static tt_tensor **gradients_of(const tt_optimizer *optimizer) {
     if (!some && tu_self()->pending == TUTTI_OK)
         tu_fail(TUTTI_ERROR_STATE,
                 "optimizer_step: none of %zu parameters has a gradient, neither the first, %s: no backward has reached "
-                "them since their gradients were removed",
+                "them since their gradients were removed, or the module has others by now: tt_fully_shard comes before "
+                "the optimizer",
                 optimizer->member_count, tu_describe(optimizer->members[0].parameter));
     return tu_self()->pending == TUTTI_OK ? gradients : NULL;
 }

@@ -507,15 +507,18 @@ static void drop_groups(tutti_world *world) {
     free(groups);
 }
 
-/* "group", "groups", "memories" */
+/* "group", "groups", "memories"; "peers" is both */
 typedef struct counted {
     char text[64];
 } counted;
 static counted plural(const char *what, int count) {
     counted made;
     size_t length = strlen(what);
-    bool in_y = count > 1 && length > 1 && what[length - 1] == 'y';
-    snprintf(made.text, sizeof made.text, "%.*s%s", (int)(length - in_y), what, in_y ? "ies" : count > 1 ? "s" : "");
+    char last = count > 1 && length > 1 ? what[length - 1] : 's';
+    snprintf(made.text, sizeof made.text, "%.*s%s", (int)(length - (last == 'y')), what,
+             last == 'y'   ? "ies"
+             : last != 's' ? "s"
+                           : "");
     return made;
 }
 

@@ -194,12 +194,16 @@ static tutti_status open_context(network *network, const char *address) {
         status = make_context(network, config);
     }
     network->ucx->ucp_config_release(config);
-    return status == UCS_OK
-               ? TUTTI_OK
-               : network->host->error(TUTTI_ERROR_BACKEND,
-                                      "UCX finds no way to other hosts: %s; TUTTI_INTERFACE names a network "
-                                      "interface, `ucx_info -d` lists what there is",
-                                      network->ucx->ucs_status_string(status));
+    if (status == UCS_OK)
+        return TUTTI_OK;
+    char interface[64];
+    bool chosen = getenv("UCX_NET_DEVICES") == NULL && interface_of(address, interface);
+    return network->host->error(TUTTI_ERROR_BACKEND,
+                                "UCX finds no way to other hosts%s%s%s: %s; TUTTI_INTERFACE names a network "
+                                "interface, `ucx_info -d` lists what there is",
+                                chosen ? " by the interface " : "", chosen ? interface : "",
+                                chosen ? " (does `ip link` say that it is up?)" : "",
+                                network->ucx->ucs_status_string(status));
 }
 
 static tutti_status open_worker(network *network) {
