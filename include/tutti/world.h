@@ -111,9 +111,11 @@ typedef tutti_status tutti_rank_main(tutti_world *world, void *argument);
 /* Runs `main` as `ranks` ranks and returns when all have ended: TUTTI_OK, or the first failure, with its message. A
  * rank that returns a failure or dies makes the others' waits fail, as any death does; of several failures the one that
  * started it is returned, where it can be told. Processes that a rank started itself are not waited for. When ranks
- * have failed and all that are left are stopped by a signal, those are killed after two seconds. A rank's program may
- * open further worlds, under other names, with tutti_world_open. Processes end with _exit after their main has returned
- * and their standard streams are flushed: what the program registered with atexit does not run in them. */
+ * have failed and all that are left are stopped by a signal, those are killed after two seconds; others that go on are
+ * waited for, since they may have shrunk their group, and after two seconds a warning says who failed, why, and who is
+ * waited for. A rank's program may open further worlds, under other names, with tutti_world_open. Processes end with
+ * _exit after their main has returned and their standard streams are flushed: what the program registered with atexit
+ * does not run in them. */
 TUTTI_API TUTTI_CHECKED tutti_status tutti_spawn(tutti_spawn_kind kind, int ranks, tutti_rank_main *main,
                                                  void *argument);
 

@@ -6,12 +6,17 @@ import ctypes
 import os
 import pickle
 import signal
+import time
 import traceback
+import warnings
 from typing import Any, Callable, List
 
 from . import world as _world
 from ._library import lib, struct
 from .errors import AbortedError, DeadError, GoneError, check
+
+
+_PATIENCE = 2.0  # seconds with ranks that go on when others have failed
 
 
 def _rank_main(function, arguments, given, results):
@@ -34,8 +39,9 @@ def _rank_main(function, arguments, given, results):
 
 def spawn(function: Callable[..., Any], ranks: int, *arguments: Any) -> List[Any]:
     """Runs function(*arguments) in `ranks` new processes, in which tutti.World() finds the others, and returns what they returned, in the order of the
-    ranks. What a rank raises is raised here, when all have ended; one that dies is a DeadError. As with multiprocessing, the function must be one that
-    can be imported, and the program's own start belongs under `if __name__ == "__main__":`."""
+    ranks. What a rank raises is raised here, when all have ended; one that dies is a DeadError. Ranks that go on when others have failed are waited for,
+    and after two seconds a RuntimeWarning says why. As with multiprocessing, the function must be one that can be imported, and the program's own start
+    belongs under `if __name__ == "__main__":`."""
     store = f"unix:@tutti-python-{os.getpid()}-{os.urandom(8).hex()}"
     server = ctypes.c_void_p()  # here, so that any rank may leave first
     check(lib.tutti_store_open_url(store.encode(), ctypes.byref(struct("tutti_tcp_store_options")(server=True, no_wait=True)), ctypes.byref(server)))
@@ -45,8 +51,19 @@ def spawn(function: Callable[..., Any], ranks: int, *arguments: Any) -> List[Any
         lib.tutti_store_release(server)
 
 
+def _death(rank, code):
+    how = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with status {code}"
+    return f"rank {rank} {how}"
+
+
+def _tell_of_the_others(failures, deaths, left):
+    """Ranks that go on when others have failed may be right to, having shrunk their group, or be lost in code of their own: whoever waits for them is told."""
+    why = _death(*deaths[0]) if deaths else f"a rank has failed: {failures[0][0]!r}"
+    warnings.warn(f"tutti.spawn: {why}. Not ended, and waited for: rank {', '.join(map(str, left))}", RuntimeWarning, stacklevel=4)
+
+
 def _run(function, ranks, arguments, store):
-    import multiprocessing  # late, since it takes long
+    import multiprocessing.connection  # late, since it takes long
     context = multiprocessing.get_context("spawn")
     children = []
     for rank in range(ranks):
@@ -56,26 +73,35 @@ def _run(function, ranks, arguments, store):
         sender.close()
         children.append((process, receiver))
     results, failures, deaths = [None] * ranks, [], []
+    waiting, tell_at, told = {receiver: rank for rank, (_, receiver) in enumerate(children)}, None, False
     try:
-        for rank, (process, receiver) in enumerate(children):
-            try:
-                _, good, value = receiver.recv()
-                if good:
-                    results[rank] = value
-                else:
-                    failures.append(value)
-            except EOFError:
+        while waiting:
+            left = None if tell_at is None or told else max(0.0, tell_at - time.monotonic())
+            ready = multiprocessing.connection.wait(waiting, left)
+            if not ready:
+                _tell_of_the_others(failures, deaths, sorted(waiting.values()))
+                told = True
+            for receiver in ready:
+                rank = waiting.pop(receiver)
+                process = children[rank][0]
+                try:
+                    _, good, value = receiver.recv()
+                    if good:
+                        results[rank] = value
+                    else:
+                        failures.append(value)
+                except EOFError:
+                    process.join()
+                    deaths.append((rank, process.exitcode))
                 process.join()
-                deaths.append((rank, process.exitcode))
-            process.join()
+            if tell_at is None and (failures or deaths):
+                tell_at = time.monotonic() + _PATIENCE
     except BaseException:
         for process, _ in children:
             process.terminate()
         raise
     if deaths:
-        rank, code = deaths[0]
-        how = f"was killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"ended with status {code}"
-        raise DeadError("DEAD", f"rank {rank} {how}", [rank])
+        raise DeadError("DEAD", _death(*deaths[0]), [deaths[0][0]])
     if failures:
         # A rank that raises leaves its world, and the others hear of that: what they raise then is an echo.
         error, text = next((failure for failure in failures if not isinstance(failure[0], (AbortedError, DeadError, GoneError))), failures[0])

@@ -22,6 +22,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "job/liveness.h"
 #include "world/launch.h"
 #include "world/list.h"
@@ -33,14 +34,15 @@ const tu_spawn_record *tu_spawn_current(void) {
     return thread_record != NULL ? thread_record : process_record;
 }
 
-#define STOPPED_PATIENCE (2 * TU_SECOND) /* with ranks that are stopped while others have failed */
-#define STOPPED_INTERVAL 100             /* milliseconds between two looks for such ranks */
+#define PATIENCE (2 * TU_SECOND) /* with ranks that go on, or are stopped, when others have failed */
+#define LOOK_MS 100              /* milliseconds between two looks at such ranks */
 
 /* How a rank ended. */
 typedef struct outcome {
     tutti_status status;
     bool died;    /* without returning from its main */
     bool stopped; /* and was ended by tutti_spawn */
+    bool ended;   /* the rest is complete */
     int order;    /* the how-manieth failure, from 1; 0: none */
     tutti_error_copy error;
 } outcome;
@@ -118,6 +120,30 @@ static tutti_status first_failure(const outcome *outcomes, int ranks) {
     return first->status;
 }
 
+/* Ranks that go on when others have failed may be right to, having shrunk their group, or be lost in code of their own:
+ * nobody here can tell. So they are waited for, and whoever waits for them is told why. */
+static void tell_of_the_others(const outcome *outcomes, int ranks) {
+    char left[128] = "";
+    int first = -1, shown = 0, count = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        if (outcomes[rank].ended) {
+            first = outcomes[rank].order == 1 ? rank : first;
+            continue;
+        }
+        size_t used = strlen(left);
+        if (count++ < 8) {
+            snprintf(left + used, sizeof left - used, "%s%d", used > 0 ? ", " : "", rank);
+            shown++;
+        }
+    }
+    if (first < 0 || count == 0)
+        return;
+    TU_LOG(TUTTI_LOG_WARN, NULL, "world",
+           "tutti_spawn: rank %d has failed: %s. Rank%s %s%s %s not ended: waiting for %s", first,
+           outcomes[first].error.message, count > 1 ? "s" : "", left, count > shown ? " and others" : "",
+           count > 1 ? "have" : "has", count > 1 ? "them" : "it");
+}
+
 /* ---- threads ---- */
 
 typedef struct crew {
@@ -129,14 +155,15 @@ typedef struct crew {
         GATE_CLOSED,
         GATE_OPEN,
         GATE_CANCELLED
-    } gate;       /* nobody starts before all threads exist; under lock */
-    int failures; /* so far, under lock */
+    } gate;              /* nobody starts before all threads exist; under lock */
+    int failures, ended; /* so far, under lock */
+    pthread_cond_t one_ended;
 } crew;
 
 typedef struct sailor {
     crew *crew;
     tu_spawn_record record;
-    outcome outcome;
+    outcome *outcome; /* its end is told under the crew's lock */
     pthread_t thread;
     bool returned;
 } sailor;
@@ -146,15 +173,18 @@ static void thread_ended(void *argument) {
     sailor *sailor = argument;
     if (!sailor->returned) {
         tu_error(TUTTI_ERROR_DEAD, "rank %d ended its thread without returning from its main", sailor->record.rank);
-        sailor->outcome.status = close_left_open(&sailor->record, TUTTI_ERROR_DEAD);
-        sailor->outcome.died = true;
+        sailor->outcome->status = close_left_open(&sailor->record, TUTTI_ERROR_DEAD);
+        sailor->outcome->died = true;
     }
-    if (sailor->outcome.status != TUTTI_OK) {
-        tu_error_save(&sailor->outcome.error);
-        pthread_mutex_lock(&sailor->crew->lock);
-        sailor->outcome.order = ++sailor->crew->failures;
-        pthread_mutex_unlock(&sailor->crew->lock);
-    }
+    if (sailor->outcome->status != TUTTI_OK)
+        tu_error_save(&sailor->outcome->error);
+    pthread_mutex_lock(&sailor->crew->lock);
+    if (sailor->outcome->status != TUTTI_OK)
+        sailor->outcome->order = ++sailor->crew->failures;
+    sailor->outcome->ended = true;
+    sailor->crew->ended++;
+    pthread_cond_signal(&sailor->crew->one_ended);
+    pthread_mutex_unlock(&sailor->crew->lock);
     thread_record = NULL;
 }
 
@@ -176,7 +206,7 @@ static void *thread_main(void *argument) {
     pthread_setname_np(pthread_self(), name);
     thread_record = &sailor->record;
     pthread_cleanup_push(thread_ended, sailor);
-    sailor->outcome.status = tu_rank_run(&sailor->record, sailor->crew->main, sailor->crew->argument);
+    sailor->outcome->status = tu_rank_run(&sailor->record, sailor->crew->main, sailor->crew->argument);
     sailor->returned = true;
     pthread_cleanup_pop(1);
     return NULL;
@@ -202,14 +232,40 @@ static tutti_status start_threads(crew *crew, sailor *sailors, int ranks) {
     return status;
 }
 
+/* Returns when all have ended. */
+static void watch_threads(crew *crew, const outcome *outcomes, int ranks) {
+    int64_t tell_at = 0; /* 0: nobody has failed; INT64_MAX: it was told */
+    pthread_mutex_lock(&crew->lock);
+    while (crew->ended < ranks) {
+        if (crew->failures == 0 || tell_at == INT64_MAX) {
+            pthread_cond_wait(&crew->one_ended, &crew->lock);
+            continue;
+        }
+        tell_at = tell_at == 0 ? tu_clock_now() + PATIENCE : tell_at;
+        int64_t left = tell_at - tu_clock_now();
+        if (left <= 0) {
+            tell_of_the_others(outcomes, ranks);
+            tell_at = INT64_MAX;
+            continue;
+        }
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += left / TU_SECOND + 1; /* a little late does no harm */
+        (void)pthread_cond_timedwait(&crew->one_ended, &crew->lock, &until);
+    }
+    pthread_mutex_unlock(&crew->lock);
+}
+
 static tutti_status spawn_threads(int ranks, tutti_rank_main *main, void *argument) {
     tutti_store *store;
     tutti_status status = tutti_store_open_memory(&store);
     if (status != TUTTI_OK)
         return status;
-    crew crew = {
-        .main = main, .argument = argument, .lock = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER
-    };
+    crew crew = { .main = main,
+                  .argument = argument,
+                  .lock = PTHREAD_MUTEX_INITIALIZER,
+                  .opened = PTHREAD_COND_INITIALIZER,
+                  .one_ended = PTHREAD_COND_INITIALIZER };
     sailor *sailors = calloc((size_t)ranks, sizeof *sailors);
     outcome *outcomes = calloc((size_t)ranks, sizeof *outcomes);
     if (sailors == NULL || outcomes == NULL) {
@@ -218,14 +274,14 @@ static tutti_status spawn_threads(int ranks, tutti_rank_main *main, void *argume
     }
     for (int rank = 0; rank < ranks; rank++) {
         sailors[rank].crew = &crew;
+        sailors[rank].outcome = &outcomes[rank];
         sailors[rank].record = (tu_spawn_record){ .rank = rank, .size = ranks, .store = store };
     }
     status = start_threads(&crew, sailors, ranks);
     if (status == TUTTI_OK) {
-        for (int rank = 0; rank < ranks; rank++) {
+        watch_threads(&crew, outcomes, ranks);
+        for (int rank = 0; rank < ranks; rank++)
             pthread_join(sailors[rank].thread, NULL);
-            outcomes[rank] = sailors[rank].outcome;
-        }
         status = first_failure(outcomes, ranks);
     }
 free_sailors:
@@ -450,7 +506,7 @@ static void put_down_stopped(child *children, int ranks, int64_t *since) {
         }
     if (*since == 0)
         *since = tu_clock_now();
-    if (tu_clock_now() - *since < STOPPED_PATIENCE)
+    if (tu_clock_now() - *since < PATIENCE)
         return;
     for (int i = 0; i < ranks; i++)
         if (children[i].pidfd >= 0) {
@@ -463,13 +519,17 @@ static void put_down_stopped(child *children, int ranks, int64_t *since) {
 static void watch(child *children, int ranks, tutti_store *server, outcome *outcomes) {
     struct pollfd *polls = malloc(sizeof *polls * (size_t)ranks);
     int left = ranks, failures = 0;
-    int64_t stopped_since = 0;
+    int64_t stopped_since = 0, tell_at = INT64_MAX;
     while (left > 0) {
         for (int i = 0; i < ranks && polls != NULL; i++)
             polls[i] = (struct pollfd){ .fd = children[i].pidfd, .events = POLLIN };
         if (failures > 0)
             put_down_stopped(children, ranks, &stopped_since);
-        if (polls != NULL && poll(polls, (nfds_t)ranks, failures > 0 ? STOPPED_INTERVAL : -1) < 0)
+        if (tu_clock_now() >= tell_at) {
+            tell_of_the_others(outcomes, ranks);
+            tell_at = INT64_MAX;
+        }
+        if (polls != NULL && poll(polls, (nfds_t)ranks, failures > 0 ? LOOK_MS : -1) < 0)
             continue;
         for (int i = 0; i < ranks; i++) {
             if (children[i].pidfd < 0 || (polls != NULL && (polls[i].revents & POLLIN) == 0))
@@ -477,6 +537,9 @@ static void watch(child *children, int ranks, tutti_store *server, outcome *outc
             child_ended(children, ranks, i, server, &outcomes[i]);
             if (outcomes[i].status != TUTTI_OK)
                 outcomes[i].order = ++failures;
+            outcomes[i].ended = true;
+            if (outcomes[i].order == 1)
+                tell_at = tu_clock_now() + PATIENCE;
             left--;
         }
     }

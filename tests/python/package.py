@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
 from harness import raises, run  # noqa: E402
@@ -193,6 +194,14 @@ def fails(rank):
             assert "ZeroDivisionError: on purpose" in str(error), error
 
 
+def goes_on(told):
+    with tutti.World() as world:
+        if world.rank == 0:
+            raise ZeroDivisionError("on purpose")
+        while not os.path.exists(told):  # in code of its own
+            time.sleep(0.01)
+
+
 # ---- tests ----
 
 def collectives_work_on_buffers():
@@ -233,6 +242,20 @@ def a_death_reaches_the_others_and_the_parent():
     error = raises(tutti.DeadError, tutti.spawn, dies, 3)
     assert error.ranks == (1,) and "signal 9" in str(error)
     raises(ZeroDivisionError, tutti.spawn, fails, 2, 1)
+
+
+def whoever_waits_for_a_rank_that_goes_on_when_another_has_failed_is_told_why():
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        said = []
+        told = os.path.join(folder, "told")
+
+        def note(message, *_):
+            said.append(str(message))
+            pathlib.Path(told).touch()
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        raises(ZeroDivisionError, tutti.spawn, goes_on, 2, told)
+    assert len(said) == 1 and "ZeroDivisionError('on purpose'). Not ended, and waited for: rank 1" in said[0], said
 
 
 def the_launcher_starts_scripts():
@@ -396,6 +419,7 @@ def the_package_is_python_of_3_9():
 
 if __name__ == "__main__":
     run((collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, symmetric_memory_is_an_array, numpy_arrays_of_every_type,
-         errors_are_exceptions, a_death_reaches_the_others_and_the_parent, the_launcher_starts_scripts, ctrl_c_ends_a_wait, ctrl_c_ends_an_await, a_handler_that_raises_nothing_ends_nothing,
+         errors_are_exceptions, a_death_reaches_the_others_and_the_parent,
+         whoever_waits_for_a_rank_that_goes_on_when_another_has_failed_is_told_why, the_launcher_starts_scripts, ctrl_c_ends_a_wait, ctrl_c_ends_an_await, a_handler_that_raises_nothing_ends_nothing,
          ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused,
          importing_is_quick_and_needs_nothing, every_function_of_c_is_at_hand, the_package_is_python_of_3_9))

@@ -253,6 +253,39 @@ TEST(a_rank_that_is_stopped_does_not_hold_up_a_spawn_whose_others_failed) {
     CHECK_MESSAGE("rank 2");
 }
 
+/* Rank 1 goes on in code of its own until whoever spawned it has been told. */
+static tutti_status fail_beside_one_that_goes_on(tutti_world *world, void *argument) {
+    const int *said = argument;
+    char text[4096];
+    size_t used = 0;
+    if (tutti_world_rank(world) != 1)
+        return tutti_group_abort(tutti_world_group(world), "enough") == TUTTI_OK ? TUTTI_ERROR_RANGE
+                                                                                 : TUTTI_ERROR_STATE;
+    for (ssize_t bytes; (bytes = read(*said, text + used, sizeof text - 1 - used)) > 0;) {
+        used += (size_t)bytes;
+        text[used] = 0;
+        if (strstr(text, "tutti_spawn: rank 0 has failed: ") != NULL &&
+            strstr(text, "Rank 1 has not ended: waiting for it") != NULL)
+            return TUTTI_OK;
+    }
+    return TUTTI_ERROR_STATE;
+}
+
+TEST(whoever_waits_for_a_rank_that_goes_on_when_others_have_failed_is_told_why) {
+    static const tutti_spawn_kind kinds[] = { TUTTI_SPAWN_THREADS, TUTTI_SPAWN_PROCESSES };
+    for (int i = 0; i < 2; i++) {
+        int said[2], before = dup(STDERR_FILENO);
+        CHECK(before >= 0 && pipe(said) == 0);
+        CHECK(dup2(said[1], STDERR_FILENO) == STDERR_FILENO);
+        tutti_status status = tutti_spawn(kinds[i], 2, fail_beside_one_that_goes_on, &said[0]);
+        CHECK(dup2(before, STDERR_FILENO) == STDERR_FILENO);
+        CHECK_STATUS(status, TUTTI_ERROR_RANGE);
+        close(before);
+        close(said[0]);
+        close(said[1]);
+    }
+}
+
 /* The grandchild holds the rank's end of the pipe. */
 static tutti_status leave_a_child_behind(tutti_world *world, void *argument) {
     pid_t *grandchild = argument;
