@@ -131,9 +131,12 @@ static long long draw_mark(void) {
 /* The serial number and the mark of the next checkpoint in this folder, which rank 0 finds out. */
 static parts_of_run next_parts(const tt_fully_sharded *sharded, const char *folder) {
     parts_of_run last = { 0, 0, 0 };
+    tutti_error_copy before;
+    tu_error_save(&before);
     if (tutti_group_rank(sharded->group) == 0 && read_index("fully_sharded_save", folder, &last) != TUTTI_OK) {
         last.serial = 0; /* there is none yet, or one that nobody could load */
         tt_error_clear();
+        (void)tu_error_restore(&before); /* nothing has failed */
     }
     int64_t told[] = { last.serial + 1, draw_mark() };
     tt_tensor *all = tt_broadcast(tt_from(told, tt_shape(2), TUTTI_I64, TU_OF_HOST), 0, sharded->group);

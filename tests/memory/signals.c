@@ -350,7 +350,7 @@ TEST_WORLD(a_wait_without_a_signal_times_out_and_may_be_tried_again, 2) { /* spe
     if (tutti_peers_rank(peers) == 0) {
         CHECK_STATUS(tutti_peers_wait_signal(peers, 1, 2, SHORT), TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("rank 1");
-        CHECK_MESSAGE("channel 2");
+        CHECK_MESSAGE("It waited for rank 1 on channel 2");
         CHECK(strstr(tutti_error_message(), "have come") == NULL); /* nobody else is concerned */
         CHECK_OK(tutti_peers_barrier(peers, 0, NULL));
         CHECK_OK(tutti_peers_wait_signal(peers, 1, 2, LONG));
@@ -370,6 +370,7 @@ static tutti_status barrier_alone(tutti_world *world, void *argument) {
         CHECK_STATUS(tutti_peers_barrier(peers, 0, SHORT), TUTTI_ERROR_TIMEOUT);
         CHECK_MESSAGE("rank 1");
         CHECK_MESSAGE("rank 2");
+        CHECK_MESSAGE("It waited on channel 0");
     } else {
         while (tutti_group_check(group) == TUTTI_OK)
             nap(1);

@@ -203,6 +203,7 @@ TEST_WORLD_THREADS(the_last_checkpoint_is_the_one_that_counts, 2) {
     for (int i = 0; i < 3; i++) {
         train(&made);
         CHECK(tt_fully_sharded_save(made.sharded, made.optimizer, folder));
+        CHECK(tutti_error_message()[0] == 0); /* that there was none before is no failure */
     }
     tt_tensor *all = everything(&made, group);
     CHECK_OK(tutti_barrier(group, NULL));

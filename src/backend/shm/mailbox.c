@@ -316,8 +316,10 @@ static tutti_status wait_slowly(slow_wait *state, tu_operation operation, const 
     } while (status == TUTTI_OK && act != NULL && !act(state));
     if (status != TUTTI_OK) {
         status = tu_group_wait_error(&wait, status);
-        if (status == TUTTI_ERROR_TIMEOUT && state->word == NULL && state->channel >= 0)
-            tu_error_append(" (channel %d)", state->channel);
+        if (status == TUTTI_ERROR_TIMEOUT && state->word == NULL && state->channel >= 0 && state->other >= 0)
+            tu_error_append(". It waited for rank %d on channel %d", state->other, state->channel);
+        else if (status == TUTTI_ERROR_TIMEOUT && state->word == NULL && state->channel >= 0)
+            tu_error_append(". It waited on channel %d", state->channel);
         else if (status == TUTTI_ERROR_TIMEOUT && state->word != NULL)
             tu_error_append(" (for a word of the signal pad to be %s%llu; it is %llu)", state->equal ? "" : "at least ",
                             (unsigned long long)state->value,
