@@ -235,13 +235,13 @@ static bool set_aside(tu_shard_unit *unit, former *was) {
         member->hook = NULL;
         member->arrived = false;
     }
-    unit->shard = unit->sent = unit->whole = unit->kept = unit->reduction = unit->partial = NULL;
+    unit->shard = unit->sent = unit->whole = unit->kept = unit->reduction = unit->partial = unit->home = NULL;
     unit->peers = NULL;
     unit->in_reduction = unit->in_partial = NULL;
     memset(unit->states, 0, sizeof unit->states);
     unit->elements = 0;
     unit->arrivals = 0;
-    unit->gathered = unit->hidden = unit->reduced = false;
+    unit->gathered = unit->hidden = unit->reduced = unit->comes_home = false;
     return true;
 }
 
