@@ -108,7 +108,7 @@ bool tt_fully_sharded_protect(tt_fully_sharded *sharded, tt_optimizer *optimizer
             move_state(&sharded->units[i], optimizer, which);
     make_marks(sharded, tt_item(tt_optimizer_steps(optimizer)));
     if (tu_self()->pending == TUTTI_OK)
-        sharded->optimizer = optimizer;
+        sharded->optimizer = tu_optimizer_keep(optimizer);
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
     return tu_self()->pending == TUTTI_OK;
