@@ -34,6 +34,10 @@ static void train_like_one_rank(tutti_world *world, void *argument) {
 TEST(training_has_the_bits_of_one_rank) {
     for (int ranks = 1; ranks <= 4; ranks++)
         test_threads(ranks, train_like_one_rank, NULL);
+    if (test_on_device()) /* more do not fit onto one GPU */
+        return;
+    test_threads(5, train_like_one_rank, NULL);
+    test_threads(12, train_like_one_rank, NULL); /* the last two have nothing */
 }
 
 TEST(training_has_those_bits_as_processes) {
