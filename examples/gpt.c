@@ -34,7 +34,7 @@ static const char usage[] =
     "  --checkpoint DIR  goes on from what is there, and writes there after every --every N steps (50); sharded, "
     "without --tensor\n"
     "  --save FILE       writes all parameters at the end; without --tensor\n"
-    "  --write N         then writes N letters\n"
+    "  --write N         then writes N letters, 4096 at most\n"
     "  --results FOLDER  writes loss, memory and time lines there, for a page\n"
     "  --kill R --at S   rank R dies in step S\n"
     "  --replace 1       the others wait for the one that `tutti run --refill` starts in its place, and lose no step\n"
@@ -47,7 +47,8 @@ enum {
     LAYERS = 4,
     LENGTH = 64,
     BATCH = 8, /* rows of each rank */
-    AFTER = 4  /* steps after a death that its time line still has */
+    AFTER = 4, /* steps after a death that its time line still has */
+    MOST_WRITTEN = 4096
 };
 
 typedef struct settings {
@@ -197,10 +198,12 @@ static void take_step(training *run) {
     double mean = tt_item(tt_all_reduce(tt_detach(loss), TUTTI_AVG, run->group));
     if (tt_error_pending() != TUTTI_OK)
         return;
-    tt_progress_step(run->progress, mean, (int64_t)BATCH * LENGTH * tutti_group_size(run->group));
+    int64_t tokens = (int64_t)BATCH * LENGTH * tutti_group_size(run->group);
+    tt_progress_step(run->progress, mean, tokens);
     tell(run, mean);
     if (run->losses != NULL)
-        fprintf(run->losses, "[%lld,%.4f,%.3f],", (long long)run->step, mean, now() - run->begun);
+        fprintf(run->losses, "[%lld,%.4f,%.3f,%lld],", (long long)run->step, mean, now() - run->begun,
+                (long long)tokens);
     run->loss = mean;
     run->step++;
 }
@@ -223,7 +226,8 @@ static void die(const training *run) {
     kill(getpid(), SIGKILL);
 }
 
-/* How it was: when the others knew of it and went on, in milliseconds after it, and from what. */
+/* How it was: when the others knew of it and went on, in milliseconds after it, and from what: where there is no
+ * checkpoint yet, from the beginning. */
 static void tell_death(const training *run, double seen, bool from_memory) {
     double killed = seen;
     FILE *file = result(run, "killed.txt", "r");
@@ -232,7 +236,7 @@ static void tell_death(const training *run, double seen, bool from_memory) {
             killed = seen;
         fclose(file);
     }
-    const char *from = from_memory ? "memory" : "the last checkpoint";
+    const char *from = from_memory ? "memory" : run->step > 0 ? "the last checkpoint" : "the beginning";
     fprintf(stderr, "\n  known after %.0f ms; %d ranks go on from %s at step %lld, %.0f ms later\n",
             1e3 * (seen - killed), tutti_group_size(run->group), from, (long long)run->step, 1e3 * (now() - seen));
     if ((file = result(run, "death.txt", "w")) == NULL)
@@ -352,8 +356,8 @@ static tutti_status train(training *run) {
 
 /* Goes on from a few letters; all ranks compute it, since each has a part of the model. */
 static void write_text(training *run) {
-    char text[LENGTH + 4096] = "Tutti ";
-    int length = (int)strlen(text), end = length + (run->set->write < 4096 ? run->set->write : 4095);
+    char text[LENGTH + MOST_WRITTEN] = "Tutti ";
+    int length = (int)strlen(text), end = length + run->set->write;
     bool recording = tt_grad_mode(false);
     tt_seed(7, 0);
     for (; length < end && tt_error_pending() == TUTTI_OK; length++) {
@@ -370,13 +374,14 @@ static void write_text(training *run) {
         int64_t letter = tt_item_int(tt_argmax(tt_add(tt_mul_scalar(last, 1.4), noise), 0, false));
         text[length] = letter == '\n' || (letter >= ' ' && letter < 127) ? (char)letter : '.';
         text[length + 1] = '\0';
-        if (tt_scope_close(&scope) != TUTTI_OK)
-            break;
+        tt_scope_leave(&scope);
     }
     tt_grad_mode(recording);
+    if (tt_error_pending() != TUTTI_OK)
+        return;
     if (tutti_group_rank(run->group) == 0 && (run->layer == NULL || tutti_group_rank(run->layer) == 0))
         printf("\n%s\n", text);
-    if (run->set->results == NULL || tutti_group_rank(run->group) != 0)
+    if (tutti_world_rank(run->world) != (run->set->kill_rank == 0))
         return;
     FILE *file = result(run, "text.txt", "w");
     if (file != NULL) {
@@ -392,9 +397,7 @@ static void save(training *run) {
     if (tutti_group_rank(run->group) == 0 &&
         tt_save_safetensors(tt_tensors_of(parameters.count, parameters.at), parameters.names, run->set->save))
         printf("saved %zu tensors to %s\n", parameters.count, run->set->save);
-    tutti_status status = tt_scope_close(&scope);
-    if (status != TUTTI_OK)
-        fprintf(stderr, "%s\n", tutti_error_message());
+    tt_scope_leave(&scope);
 }
 
 static void tell_memory(training *run) {
@@ -410,7 +413,7 @@ static void tell_memory(training *run) {
         fclose(file);
     }
     if (tutti_trace_write(run->world, run->set->results) != TUTTI_OK)
-        fprintf(stderr, "%s\n", tutti_error_message());
+        tt_error_set(TUTTI_ERROR_SYSTEM, tutti_error_message());
 }
 
 /* ---- the program ---- */
@@ -420,6 +423,8 @@ static void meet(training *run) {
     tutti_group_form form;
     int ranks = tutti_world_size(run->world), parts = run->set->tensor;
     run->group = tutti_group_keep(tutti_world_group(run->world));
+    if (run->set->kill_rank >= ranks)
+        tt_error_set(TUTTI_ERROR_ARGUMENT, "--kill must name one of the ranks");
     if (parts == 1)
         return;
     if (parts < 1 || ranks % parts != 0) {
@@ -462,6 +467,8 @@ static void begin(training *run) {
     run->progress = tt_progress_new(
         TUTTI_OPTIONS(tt_progress_options, .steps = run->set->steps, .done = run->step, .world = run->world));
     run->losses = result(run, "loss.json", "w");
+    if (run->set->results != NULL && run->losses == NULL)
+        tt_error_set(TUTTI_ERROR_SYSTEM, "no file can be made in the folder of --results");
 }
 
 static void tell_end(const training *run) {
@@ -543,6 +550,12 @@ static bool take(settings *set, const char *name, const char *value) {
 
 /* What cannot be done together, in words; NULL: nothing. */
 static const char *contradiction(const settings *set) {
+    if ((set->kill_rank >= 0) != (set->kill_step >= 0))
+        return "--kill and --at belong together";
+    if (set->write > MOST_WRITTEN)
+        return "--write is at most 4096";
+    if (set->replace && set->kill_step == 0)
+        return "--replace needs --at above 0: who begins in step 0 would die there too";
     if (set->replace && (set->checkpoint == NULL || !set->sharded || set->tensor > 1))
         return "--replace needs --checkpoint and --mode sharded without --tensor";
     if (set->offload && !set->sharded)

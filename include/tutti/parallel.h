@@ -250,7 +250,7 @@ TUTTI_API bool tt_fully_sharded_set_parameters(tt_fully_sharded *sharded, tt_nam
  * had anew, without a file, and go on with the same parameters. */
 
 /* Puts what the optimizer remembers of the shards into symmetric memory, too, and counts its steps there. A collective.
- * The optimizer must live as long as the sharding. */
+ * The sharding keeps the optimizer. */
 TUTTI_API bool tt_fully_sharded_protect(tt_fully_sharded *sharded, tt_optimizer *optimizer);
 /* tt_optimizer_step of the protected optimizer. Others can see whether it was made, or a rank died in the middle. On a
  * GPU it waits for the gradients on the host, so that no step is made of what a death left of them. */

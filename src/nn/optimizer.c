@@ -98,6 +98,7 @@ static tt_optimizer *make(const tu_step_kind *kind, const tt_module *module, dou
         tu_pending_take(tu_error_memory("an optimizer", sizeof *optimizer));
         return NULL;
     }
+    atomic_init(&optimizer->references, 1);
     optimizer->kind = kind;
     tt_scope scope = tt_scope_open();
     bool recording = tt_grad_mode(false);
@@ -135,8 +136,13 @@ tt_optimizer *tt_adamw_optimizer(const tt_module *module, const tt_adamw *option
     return optimizer;
 }
 
+tt_optimizer *tu_optimizer_keep(tt_optimizer *optimizer) {
+    atomic_fetch_add_explicit(&optimizer->references, 1, memory_order_relaxed);
+    return optimizer;
+}
+
 void tt_optimizer_release(tt_optimizer *optimizer) {
-    if (optimizer == NULL)
+    if (optimizer == NULL || atomic_fetch_sub_explicit(&optimizer->references, 1, memory_order_acq_rel) != 1)
         return;
     for (size_t i = 0; i < optimizer->member_count; i++) {
         tu_member *member = &optimizer->members[i];

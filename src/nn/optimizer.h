@@ -5,6 +5,8 @@
 #ifndef TU_NN_OPTIMIZER_H
 #define TU_NN_OPTIMIZER_H
 
+#include <stdatomic.h>
+
 #include <tutti/optimizer.h>
 
 #include "tensor/operators.h"
@@ -25,6 +27,7 @@ typedef struct tu_member_group {
 } tu_member_group;
 
 struct tt_optimizer {
+    atomic_int references; /* the caller's, and one per sharding that protects it */
     const struct tu_step_kind *kind;
     double numbers[3]; /* momentum, or beta1, beta2 and epsilon */
     tt_tensor *steps;
@@ -35,6 +38,8 @@ struct tt_optimizer {
     tu_step_batch batch;
 };
 
+/* One more reference, which tt_optimizer_release gives back. */
+tt_optimizer *tu_optimizer_keep(tt_optimizer *optimizer);
 /* Whether a call on it can go on; else the pending error is set. */
 bool tu_optimizer_usable(const char *who, const tt_optimizer *optimizer);
 

@@ -19,7 +19,7 @@ bool tu_shard_is_offloaded(const tu_shard_unit *unit) {
 /* ---- pinned shards ---- */
 
 bool tu_offload_is_pinned(const tu_shard_unit *unit) {
-    return unit->device == TUTTI_CPU && tu_is_remote(unit->gathered_device);
+    return unit->device == TUTTI_CPU && tu_is_remote(unit->gathered_device) && unit->elements > 0;
 }
 
 /* What is pinned shares no page with other memory. */

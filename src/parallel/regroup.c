@@ -108,7 +108,7 @@ bool tt_fully_sharded_protect(tt_fully_sharded *sharded, tt_optimizer *optimizer
             move_state(&sharded->units[i], optimizer, which);
     make_marks(sharded, tt_item(tt_optimizer_steps(optimizer)));
     if (tu_self()->pending == TUTTI_OK)
-        sharded->optimizer = optimizer;
+        sharded->optimizer = tu_optimizer_keep(optimizer);
     tt_grad_mode(recording);
     tu_scope_leave(&scope);
     return tu_self()->pending == TUTTI_OK;
@@ -235,13 +235,13 @@ static bool set_aside(tu_shard_unit *unit, former *was) {
         member->hook = NULL;
         member->arrived = false;
     }
-    unit->shard = unit->sent = unit->whole = unit->kept = unit->reduction = unit->partial = NULL;
+    unit->shard = unit->sent = unit->whole = unit->kept = unit->reduction = unit->partial = unit->home = NULL;
     unit->peers = NULL;
     unit->in_reduction = unit->in_partial = NULL;
     memset(unit->states, 0, sizeof unit->states);
     unit->elements = 0;
     unit->arrivals = 0;
-    unit->gathered = unit->hidden = unit->reduced = false;
+    unit->gathered = unit->hidden = unit->reduced = unit->comes_home = false;
     return true;
 }
 

@@ -315,7 +315,8 @@ static bool is_whole_transfer(const char *who, const tt_shard_transfer *transfer
 
 void tt_shard_gather(void *user, const tt_shard_transfer *transfer) {
     (void)user;
-    if (!is_whole_transfer("shard_gather", transfer) || !batch_begin("all_gather", transfer->group))
+    if (!is_whole_transfer("shard_gather", transfer) || transfer->parts.count == 0 ||
+        !batch_begin("all_gather", transfer->group))
         return;
     for (size_t i = 0; i < transfer->parts.count && tu_self()->pending == TUTTI_OK; i++)
         tt_all_gather_out(transfer->wholes.at[i], transfer->parts.at[i], transfer->group);
@@ -477,7 +478,8 @@ static tt_tensor *parts_of(const tu_shard_member *member, tt_tensor *grad, tutti
 
 void tt_shard_reduce(void *user, const tt_shard_transfer *transfer) {
     (void)user;
-    if (!is_whole_transfer("shard_reduce", transfer) || !batch_begin("reduce_scatter", transfer->group))
+    if (!is_whole_transfer("shard_reduce", transfer) || transfer->parts.count == 0 ||
+        !batch_begin("reduce_scatter", transfer->group))
         return;
     for (size_t i = 0; i < transfer->parts.count && tu_self()->pending == TUTTI_OK; i++) {
         tt_tensor *out = transfer->parts.at[i], *whole = transfer->wholes.at[i];

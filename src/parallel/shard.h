@@ -121,7 +121,7 @@ struct tt_fully_sharded {
     uint64_t pass;                  /* forwards of the root so far */
     bool inside;                    /* one is under way */
     bool lost;                      /* there was no agreement on who has cut anew: ranks may have different parts */
-    tt_optimizer *optimizer;        /* that is protected, or NULL; lent */
+    tt_optimizer *optimizer;        /* that is protected, or NULL; held */
     tt_tensor *marks, **at_peers;   /* steps that were begun and that were made, of this rank and of all; held;
                                        NULL for ranks on other hosts */
     void *streams[TU_OFFLOAD_WAYS]; /* of options.device, for copies; NULL until they are needed */
@@ -170,7 +170,8 @@ void tu_shard_clear(tu_shard_unit *unit);
 /* Shards in memory of the host (offload.c). */
 /* Whether shards are gathered on another device: they have no lasting copy there. */
 bool tu_shard_is_offloaded(const tu_shard_unit *unit);
-/* Whether a GPU computes, and shards stay in memory of the host, pinned for it. */
+/* Whether a GPU computes, and shards stay in memory of the host, pinned for it; where there is nothing to pin they are
+ * not. */
 bool tu_offload_is_pinned(const tu_shard_unit *unit);
 /* A flat shard, pinned for the GPU that computes where the driver can do that. NULL with the error pending. */
 tt_tensor *tu_offload_shard(const tu_shard_unit *unit, tutti_dtype dtype);

@@ -300,6 +300,7 @@ static void drop_all(void *owner) {
     tu_shard_peers_free(all->at_peers, tutti_group_size(all->group));
     tu_tensor_drop(all->marks);
     tu_offload_release(all);
+    tt_optimizer_release(all->optimizer);
     tt_module_release(all->root);
     tutti_group_release(all->group);
     tutti_group_release(all->near);

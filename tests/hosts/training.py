@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """examples/gpt over two hosts, each a network namespace: it ends with the bits of as many ranks on one host, also where hosts cut layers among
-their ranks."""
+their ranks; and after a death it goes on from its last checkpoint."""
 import os
 import re
 import subprocess
@@ -60,6 +60,28 @@ def data_and_tensor_parallel_training_over_two_hosts_has_the_bits_of_one():
         return WHY_NOT
     same_as_on_one(1, "--mode", "data")
     same_as_on_one(1, "--mode", "data", "--tensor", "2", saves=False)
+    return None
+
+
+@test
+def after_a_death_on_one_of_two_hosts_the_others_go_on_from_the_last_checkpoint():
+    if WHY_NOT:
+        return WHY_NOT
+    with namespaces.Hosts(2) as hosts, tempfile.TemporaryDirectory() as folder:
+        def train(name, steps, checkpoint):
+            return [GPT, "--steps", str(steps), "--every", "2", "--checkpoint", os.path.join(folder, checkpoint), "--save", os.path.join(folder, name)]
+
+        def on_one_host(ranks, command):
+            subprocess.run([TUTTI, "run", "-n", str(ranks), *command], check=True, capture_output=True, text=True, timeout=LIMIT)
+
+        job = Job(hosts, [2, 2], [*train("far", 4, "lost"), "--kill", "3", "--at", "3"], options=["--survive"])
+        statuses = job.end()
+        told = "3 ranks go on from the last checkpoint at step 2," in job.text(0)
+        equal((statuses, told, None if statuses == [0, 0] and told else job.text(0) + job.text(1)), ([0, 0], True, None))
+        on_one_host(4, train("before", 2, "kept"))
+        on_one_host(3, train("near", 4, "kept"))
+        equal(saved(os.path.join(folder, "far")) == saved(os.path.join(folder, "near")), True)
+        hosts.nothing_left()
     return None
 
 

@@ -62,7 +62,8 @@ def main():
         text = (pathlib.Path(folder) / "demo.html").read_text(errors="replace") if done.returncode == 0 else ""
         page.feed(text)
         data = next((script for script in page.scripts if script.startswith("const demo")), "")
-        losses = [float(loss) for loss in re.findall(r"\[\d+,([\d.]+),[\d.]+\]", data)]
+        steps = re.findall(r"\[(\d+),([\d.]+),[\d.]+,(\d+)\]", data)
+        losses, tokens = [float(step[1]) for step in steps], [int(step[2]) for step in steps]
         killed_ns = 1e9 * float((re.findall(r"killedAt: ([\d.]+)", data) or ["0"])[0])
         around, _, end = data.partition("around:")[2].partition("traces:")
         around, end = recorders(around), recorders(end)
@@ -72,6 +73,7 @@ def main():
             "the death is named": "rank 2" in output and "killed by signal 9" in output,
             "three ranks go on from memory": "3 ranks go on from memory" in output,
             "every step has a loss, and it falls": len(losses) == STEPS and losses[-1] < losses[0],
+            "three ranks see fewer tokens in a step than four": tokens == [512 * RANKS] * (STEPS // 2) + [512 * (RANKS - 1)] * (STEPS - STEPS // 2),
             "the model is saved": (pathlib.Path(folder) / "gpt.safetensors").exists(),
             "the page has a place for everything": {"loss", "steps-around", "death", "time", "memory", "curve", "text"} <= page.ids,
             "three ranks tell their memory, and what they did at the end": data.count('"shards"') == 3 and set(end) == survivors,

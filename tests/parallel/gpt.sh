@@ -33,6 +33,20 @@ refuses "--steps is not understood" --steps
 refuses "--checkpoint needs --mode sharded" --mode data --checkpoint "$folder/checkpoint"
 refuses "without --tensor" --tensor 2 --checkpoint "$folder/checkpoint"
 refuses "without --tensor" --tensor 2 --save "$folder/saved"
+refuses "--kill and --at belong together" --kill 1
+refuses "--kill and --at belong together" --at 1
+refuses "--write is at most 4096" --write 4097
+refuses "--replace needs --at above 0" --kill 1 --at 0 --replace 1 --checkpoint "$folder/checkpoint"
+fails() { # WORDS: of the message; options of gpt, which are understood, and cannot be done
+    local words=$1
+    shift
+    "$tutti" run -n 2 "$gpt" --steps 1 "$@" >"$folder/log" 2>&1 && fail "$* ends with an error"
+    grep -qF -- "$words" "$folder/log" || fail "$* fails with \"$words\""
+}
+fails "--kill must name one of the ranks" --kill 2 --at 0
+fails "no file can be made beside \"$folder/none/saved\"" --save "$folder/none/saved"
+fails "no file can be made beside \"$folder/none/saved\"" --save "$folder/none/saved" --write 2
+fails "no file can be made in the folder of --results" --results "$folder/none"
 
 train --steps 2
 grep -q "goes on" "$folder/log" && fail "a run that begins does not go on"

@@ -19,10 +19,12 @@ enum {
 
 /* What the ranks share. */
 typedef struct board {
-    int victim;
+    int victim;     /* a rank of the group */
     bool in_step;   /* it dies in the middle of a step */
     bool in_reduce; /* it dies before it takes part in the last reduction of a backward */
     bool columns;   /* matrices are cut by columns, where as many ranks as there are first have equal parts */
+    bool turned;    /* the group lists the ranks of the world from the last to the first */
+    bool offloaded; /* shards are in memory of the host, and a GPU computes */
     atomic_int finished;
 } board;
 
@@ -30,15 +32,29 @@ typedef struct net {
     tt_module *root, *units[LAYERS];
 } net;
 
-static net net_of(void) {
+static net net_of(tutti_device device) {
     net made;
     tt_module *modules[LAYERS + 1];
+    CHECK(tt_default_device_set(device));
     tt_seed(1, 0);
     for (int i = 0; i < LAYERS; i++)
         made.units[i] = modules[i] = tt_linear_module(i == 0 ? 5 : 10, 10, true, TUTTI_F32);
     modules[LAYERS] = tt_layer_norm_module(10, 1e-5, TUTTI_F32);
     made.root = tt_sequential_module(LAYERS + 1, modules);
+    CHECK(tt_default_device_set(test_device()));
     return made;
+}
+
+/* One that is to be sharded, its parameters in memory of the host where they are offloaded; and one that each rank
+ * trains alone. Both begin with the same values, though devices draw others. */
+static void nets_of(bool offloaded, net *ours, net *alone) {
+    *ours = net_of(offloaded ? TUTTI_CPU : test_device());
+    *alone = net_of(test_device());
+    bool recording = tt_grad_mode(false);
+    tt_named_list from = tt_module_parameters(ours->root), to = tt_module_parameters(alone->root);
+    for (size_t i = 0; offloaded && i < from.count; i++)
+        tt_copy_(to.at[i], tt_to_device(from.at[i], test_device()));
+    tt_grad_mode(recording);
 }
 
 /* One step of one rank that computes the batches of `ranks`. */
@@ -73,16 +89,29 @@ static int by_columns(void *user, const char *name, const tt_tensor *parameter) 
     return tt_dim_count(parameter) == 2 && tt_size(parameter, 1) == 10;
 }
 
+/* Of all ranks, in the order of the world or the other way round. */
+static tutti_group *group_of(tutti_world *world, bool turned) {
+    int order[8], ranks = tutti_world_size(world);
+    tutti_group *group = NULL;
+    for (int i = 0; i < ranks; i++)
+        order[i] = turned ? ranks - 1 - i : i;
+    CHECK_OK(tutti_group_new(world, order, ranks, NULL, &group));
+    return group;
+}
+
 static tutti_status survive(tutti_world *world, void *argument) {
     board *shared = argument;
-    tutti_group *group = tutti_world_group(world), *rest;
-    int rank = tutti_world_rank(world), ranks = tutti_world_size(world);
+    tutti_group *group = group_of(world, shared->turned), *rest;
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
     tt_scope scope = tt_scope_open();
-    net net = net_of(), alone = net_of();
+    net net, alone;
+    nets_of(shared->offloaded, &net, &alone);
     tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
-    double tolerance = shared->columns ? 1e-4 : 0; /* products with turned weights may round otherwise */
+    /* Products with turned weights may round otherwise, and so may another device's optimizer. */
+    double tolerance = shared->columns || shared->offloaded ? 1e-4 : 0;
     options.watch = watch;
     options.dimension = shared->columns ? by_columns : NULL;
+    options.device = shared->offloaded ? test_device() : 0;
     tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, group, &options);
     tt_optimizer *optimizer = tt_adamw_optimizer(net.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
     CHECK(tt_fully_sharded_protect(sharded, optimizer));
@@ -123,6 +152,7 @@ static tutti_status survive(tutti_world *world, void *argument) {
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_barrier(rest, NULL));
     tutti_group_release(rest);
+    tutti_group_release(group);
     atomic_fetch_add(&shared->finished, 1);
     return TUTTI_OK;
 }
@@ -141,6 +171,7 @@ TEST(survivors_go_on_with_what_the_dead_rank_had) {
     if (test_on_device()) /* slow, with a stand-in for it */
         return;
     lose(4, &(board){ .victim = 2 });
+    lose(4, &(board){ .victim = 1, .turned = true });
     lose(2, &(board){ .victim = 1 });
 }
 
@@ -156,6 +187,13 @@ TEST(survivors_go_on_with_columns_too) {
         lose(5, &(board){ .victim = 4, .columns = true });
     else
         lose(2, &(board){ .victim = 1, .columns = true });
+}
+
+TEST(survivors_go_on_with_shards_in_memory_of_the_host_too) {
+    if (!test_on_device())
+        SKIP("this is the cpu");
+    lose(3, &(board){ .victim = 0, .offloaded = true });
+    lose(2, &(board){ .victim = 1, .offloaded = true, .in_reduce = true });
 }
 
 TEST(a_death_in_the_middle_of_a_step_asks_for_a_checkpoint) {
@@ -200,7 +238,7 @@ static tutti_status die_somewhere(tutti_world *world, void *argument) {
     tutti_group *group = tutti_world_group(world), *rest, *last;
     int rank = tutti_world_rank(world), ranks = tutti_world_size(world);
     tt_scope scope = tt_scope_open();
-    net net = net_of(), alone = net_of();
+    net net = net_of(test_device()), alone = net_of(test_device());
     tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, group, NULL);
     tt_optimizer *optimizer = tt_adamw_optimizer(net.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
     CHECK(tt_fully_sharded_protect(sharded, optimizer));
@@ -300,13 +338,16 @@ static bool regroup_without_memory(tt_fully_sharded *sharded, tutti_world *world
 }
 
 /* After an error they cut anew once more, or, with near ranks, go on as they were. */
-static void train_without_memory(tutti_world *world, int near_ranks) {
+static void train_without_memory(tutti_world *world, int near_ranks, bool offloaded) {
     int rank = tutti_world_rank(world), ranks = tutti_world_size(world), step = 0, refused = 0;
     int apart = test_sanitized() || test_on_device() ? 211 : 37;
     tt_scope scope = tt_scope_open();
-    net net = net_of(), alone = net_of();
-    tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, tutti_world_group(world),
-                                               TUTTI_OPTIONS(tt_fully_sharded_options, .near_ranks = near_ranks));
+    net net, alone;
+    nets_of(offloaded, &net, &alone);
+    tt_fully_sharded_options options = TT_FULLY_SHARDED_OPTIONS_INIT;
+    options.near_ranks = near_ranks;
+    options.device = offloaded ? test_device() : 0;
+    tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, tutti_world_group(world), &options);
     tt_optimizer *optimizer = tt_adamw_optimizer(net.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
     CHECK(tt_fully_sharded_protect(sharded, optimizer));
     bool delivered = true, whole = false;
@@ -317,7 +358,7 @@ static void train_without_memory(tutti_world *world, int near_ranks) {
         whole = regroup_without_memory(sharded, world, nth, &delivered);
         refused += !whole;
         CHECK(whole || near_ranks != 0 || regroup_without_memory(sharded, world, 0, &again));
-        check_whole(sharded, alone.root, 0);
+        check_whole(sharded, alone.root, offloaded ? 1e-4 : 0);
     }
     CHECK(refused > 0);
     tt_fully_sharded_release(sharded);
@@ -329,17 +370,23 @@ static void train_without_memory(tutti_world *world, int near_ranks) {
 }
 
 TEST_WORLD_THREADS(a_rank_without_memory_leaves_all_with_what_they_had, 3) {
-    train_without_memory(world, 0);
+    train_without_memory(world, 0, false);
 }
 
 TEST_WORLD_THREADS(a_rank_without_memory_leaves_near_ranks_near, 4) {
-    train_without_memory(world, 2);
+    train_without_memory(world, 2, false);
+}
+
+TEST_WORLD_THREADS(a_rank_without_memory_leaves_shards_in_memory_of_the_host, 3) {
+    if (!test_on_device())
+        SKIP("this is the cpu");
+    train_without_memory(world, 0, true);
 }
 
 TEST_WORLD_THREADS(regrouping_is_refused_where_it_cannot_work, 1) {
     tutti_group *group = tutti_world_group(world);
     tt_scope scope = tt_scope_open();
-    net net = net_of();
+    net net = net_of(test_device());
     tt_fully_sharded *sharded = tt_fully_shard(net.root, LAYERS, net.units, group, NULL);
     CHECK(!tt_fully_sharded_step(sharded));
     expect_error(TUTTI_ERROR_STATE, "no optimizer is protected");

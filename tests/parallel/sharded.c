@@ -34,6 +34,10 @@ static void train_like_one_rank(tutti_world *world, void *argument) {
 TEST(training_has_the_bits_of_one_rank) {
     for (int ranks = 1; ranks <= 4; ranks++)
         test_threads(ranks, train_like_one_rank, NULL);
+    if (test_on_device()) /* more do not fit onto one GPU */
+        return;
+    test_threads(5, train_like_one_rank, NULL);
+    test_threads(12, train_like_one_rank, NULL); /* the last two have nothing */
 }
 
 TEST(training_has_those_bits_as_processes) {
@@ -650,6 +654,43 @@ TEST_WORLD_THREADS(handles_are_released_in_any_order, 2) {
         CHECK_EQ(tt_error_pending(), TUTTI_OK);
         CHECK_EQ(tt_pending_works(world), 0);
     }
+    END;
+}
+
+/* Its step, and what it remembers, are still there. */
+TEST_WORLD_THREADS(a_protected_optimizer_is_kept_by_the_sharding, 2) {
+    BEGIN;
+    net net = net_of(1), alone = net_of(1);
+    tt_fully_sharded *sharded = shard(&net, group, NULL);
+    tt_optimizer *optimizer = tt_adamw_optimizer(net.root, NULL), *reference = tt_adamw_optimizer(alone.root, NULL);
+    CHECK(tt_fully_sharded_protect(sharded, optimizer));
+    tt_optimizer_release(optimizer);
+    CHECK(tt_backward(weighted_loss(net.root, rank, 1), NULL));
+    average_alone(alone.root, weighted_loss, ranks, 1);
+    CHECK(tt_fully_sharded_step(sharded) && tt_optimizer_step(reference));
+    check_whole(sharded, alone.root, 0);
+    end_pair(sharded, NULL, reference, &net, &alone);
+    END;
+}
+
+/* Layers without outputs and inputs: there is nothing to send, nothing is under way behind a step, and nothing to pin.
+ */
+TEST_WORLD(units_of_nothing_are_sharded, 3) {
+    BEGIN;
+    tt_module *layers[] = { tt_linear_module(4, 0, true, TUTTI_F32), tt_linear_module(0, 4, true, TUTTI_F32) };
+    tt_module *root = tt_sequential_module(2, layers);
+    tt_fully_sharded *sharded = tt_fully_shard(root, 2, layers, group, NULL);
+    tt_optimizer *optimizer = tt_adamw_optimizer(root, NULL);
+    CHECK(tt_backward(tt_sum(tt_module_call(root, tt_ones(tt_shape(2, 4), TUTTI_F32, NULL))), NULL));
+    CHECK(tt_optimizer_step(optimizer));
+    tt_named_list whole = tt_fully_sharded_parameters(sharded);
+    CHECK_EQ(whole.count, 4);
+    CHECK_EQ(tt_size(whole.at[2], 0), 4);
+    CHECK(tt_wait(whole.at[3]) != NULL);
+    CHECK_EQ(tt_pending_works(world), 0);
+    tt_fully_sharded_release(sharded);
+    tt_optimizer_release(optimizer);
+    tt_module_release(root);
     END;
 }
 

@@ -114,6 +114,31 @@ TEST_WORLD(a_gather_along_another_dimension_lands_when_it_is_waited_for, 2) {
     END;
 }
 
+/* They end when all have met: else the next one, of a rank that is ahead, would change what a late one reads. */
+TEST_WORLD(collectives_of_nothing_leave_the_next_ones_alone, 3) {
+    BEGIN;
+    tt_tensor *some =
+        tt_symm_empty(world, tt_shape(4), TUTTI_F32, TUTTI_OPTIONS(tt_symm_options, .device = test_device()));
+    CHECK(tt_peer_tensor(some, rank, group) != NULL); /* from now on it is read where it lies */
+    for (int round = 0; round < 30; round++) {
+        tt_scope inner = tt_scope_open();
+        tt_tensor *none = tt_empty(tt_shape(0), TUTTI_F32, NULL), *made[7];
+        made[0] = tt_reduce_scatter(none, TUTTI_SUM, 0, group);
+        made[1] = tt_broadcast_(tt_fill_(some, rank + round), 0, group);
+        made[2] = tt_all_reduce(none, TUTTI_SUM, group);
+        made[3] = tt_broadcast_(tt_full(tt_shape(4), rank + round, TUTTI_F32, NULL), 0, group);
+        made[4] = tt_all_gather(none, 0, group);
+        made[5] = tt_broadcast_(tt_empty(tt_shape(0), TUTTI_F32, NULL), 0, group);
+        made[6] = tt_broadcast_(tt_full(tt_shape(4), rank + round, TUTTI_F32, NULL), 0, group);
+        for (size_t i = 0; i < sizeof made / sizeof *made; i++)
+            CHECK(tt_wait(made[i]) != NULL);
+        for (int i = 1; i < 7; i += i == 1 ? 2 : 3)
+            CHECK(tt_item(tt_sum(made[i])) == 4 * round);
+        CHECK_OK(tt_scope_close(&inner));
+    }
+    END;
+}
+
 TEST_WORLD(reduce_scatter_gives_each_rank_its_part, 2) {
     BEGIN;
     tt_tensor *x = tt_mul_scalar(tt_view(tt_arange(1, 9, 1, TUTTI_F32, NULL), tt_shape(2, 4)), rank == 0 ? 1 : 10);

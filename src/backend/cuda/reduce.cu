@@ -385,8 +385,8 @@ static __device__ __noinline__ void reduce_staged(const tu_cuda_reduce_args &arg
                        (theirs.to - theirs.from) * sizeof(storage));
         }
     }
-    if (args.mode == TU_CUDA_TWO_SHOT)
-        meet(meeting, epoch); /* the slices in my scratch have been gathered */
+    if (args.mode == TU_CUDA_TWO_SHOT || cut.longest == 0)
+        meet(meeting, epoch); /* the slices in my scratch have been gathered; of nothing: my inbox has been read */
 }
 
 template <class Type, int fixed> struct plain_direct {
