@@ -56,8 +56,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) tutti_move(const __grid
     }
     good = epoch.whole = __syncthreads_and(good && met) != 0;
     direct = __syncthreads_and(direct);
-    if (good && (direct || longest == 0)) { /* of nothing, too: a peer's next operation writes into the inbox */
+    if (good && direct)
         pull(args, 0, UINT64_MAX, false);
+    if (good && (direct || longest == 0)) { /* of nothing, too: a peer's next operation writes into the inbox */
         meet(meeting, epoch);
     } else if (good) {
         const uint64_t share = share_of(longest, args.stage_bytes / meeting.size, 16);
