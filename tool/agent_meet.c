@@ -26,7 +26,8 @@
 #define CONNECT_MS 2000             /* for one attempt */
 #define AGAIN_MS 100                /* between two */
 #define MAX_SIZE 65535
-#define COMPLAINTS 8 /* about strangers */
+#define COMPLAINTS 8   /* about strangers */
+#define NO_PROGRAM 127 /* exit status of all launchers where one has no such program */
 
 /* ---- one peer ---- */
 
@@ -71,8 +72,9 @@ void agent_peer_close(agent_peer *peer) {
 }
 
 /* Says a last word and closes; what does not fit into the socket's buffer is lost, and so is the peer. */
-static void refuse(agent_peer *peer, const char *why) {
-    tu_frame frame = { .kind = TU_FRAME_REFUSED };
+/* `status` is what its launcher exits with. */
+static void refuse(agent_peer *peer, const char *why, int status) {
+    tu_frame frame = { .kind = TU_FRAME_REFUSED, .status = status };
     snprintf(frame.text, sizeof frame.text, "%s", why);
     tu_link_put(&peer->link, &frame);
     agent_peer_flush(peer);
@@ -176,10 +178,10 @@ static void judge(const agent *this, const tu_frame *hello, char *why, size_t by
         snprintf(why, bytes, "node %d has %d ranks; it must be 1 to %d", hello->node, hello->count, MAX_SIZE);
 }
 
-static void refuse_all(agent *this, const char *why) {
+static void refuse_all(agent *this, const char *why, int status) {
     for (int node = 0; node < this->peer_count; node++)
         if (this->peers[node].descriptor >= 0)
-            refuse(&this->peers[node], why);
+            refuse(&this->peers[node], why, status);
 }
 
 /* Takes in a stranger that has said hello. Returns what to exit with, or -1. */
@@ -189,7 +191,7 @@ static int admit(meeting *this, agent_peer *stranger, const tu_frame *hello) {
     judge(agent, hello, why, sizeof why);
     if (why[0] != 0) {
         complain(this, stranger, why);
-        refuse(stranger, why);
+        refuse(stranger, why, 1);
         return -1;
     }
     char version[32];
@@ -198,10 +200,10 @@ static int admit(meeting *this, agent_peer *stranger, const tu_frame *hello) {
         const char *reason = strchr(hello->text, '\n');
         snprintf(why, sizeof why, "node %d (%s) cannot start the program: %.150s", hello->node,
                  agent->hosts[hello->node], reason != NULL ? reason + 1 : "no reason was given");
-        refuse(stranger, why);
-        refuse_all(agent, why);
+        refuse(stranger, why, NO_PROGRAM);
+        refuse_all(agent, why, NO_PROGRAM);
         fprintf(stderr, "tutti run: %s\n", why);
-        return 127;
+        return NO_PROGRAM;
     }
     agent->ranks[hello->node] = hello->count;
     agent_deputies_place(agent, hello->node, stranger->address, hello->pid);
@@ -340,7 +342,7 @@ static int gather(meeting *this, agent_hopeless *hopeless, void *argument) {
             return result;
         int signal_number = ending_signal(agent);
         if (signal_number != 0 || (hopeless != NULL && hopeless(argument))) {
-            refuse_all(agent, signal_number != 0 ? "the hub was told to end" : "another host cannot be started");
+            refuse_all(agent, signal_number != 0 ? "the hub was told to end" : "another host cannot be started", 1);
             return signal_number != 0 ? 128 + signal_number : 1;
         }
         int64_t now = tu_clock_now();
@@ -348,7 +350,7 @@ static int gather(meeting *this, agent_hopeless *hopeless, void *argument) {
             continue;
         name_missing(agent, missing, sizeof missing);
         if (now >= agent->options.deadline) {
-            refuse_all(agent, "other nodes did not come in time");
+            refuse_all(agent, "other nodes did not come in time", 1);
             return tool_fail(
                 "run: these nodes did not come in time: %s; is their tutti run started, and can they reach "
                 "port %d of %s? (TUTTI_TIMEOUT gives them more time)",
@@ -366,7 +368,7 @@ static int make_plan(agent *this) {
     for (int node = 0; node < this->options.nodes; node++)
         this->size += this->ranks[node];
     if (this->size > MAX_SIZE) {
-        refuse_all(this, "together they have too many ranks");
+        refuse_all(this, "together they have too many ranks", 1);
         return tool_fail("run: %d ranks on all hosts are more than %d", this->size, MAX_SIZE);
     }
     this->master_port = run_free_port();
@@ -411,8 +413,8 @@ static int meet_as_hub(agent *this, agent_hopeless *hopeless, void *argument) {
         char why[256];
         snprintf(why, sizeof why, "node %d (%s) cannot start the program: %.150s", this->options.node,
                  this->hosts[this->options.node], this->options.cannot);
-        refuse_all(this, why);
-        result = result != 0 ? result : 127;
+        refuse_all(this, why, NO_PROGRAM);
+        result = result != 0 ? result : NO_PROGRAM;
     } else {
         result = gather(meeting, hopeless, argument);
     }
@@ -464,8 +466,9 @@ static void say_hello(agent *this, agent_peer *hub) {
 static int hear_plan(agent *this, const tu_frame *frame) {
     switch (frame->kind) {
     case TU_FRAME_REFUSED:
-        return tool_fail("run: the launcher at %s port %d says: %s", this->options.meet.host, this->options.meet.port,
-                         frame->text);
+        (void)tool_fail("run: the launcher at %s port %d says: %s", this->options.meet.host, this->options.meet.port,
+                        frame->text);
+        return frame->status > 0 && frame->status < 128 ? frame->status : 1;
     case TU_FRAME_NODE:
         if (frame->node >= 0 && frame->node < this->options.nodes && frame->count > 0 && frame->count <= MAX_SIZE) {
             this->ranks[frame->node] = frame->count;
