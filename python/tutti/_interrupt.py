@@ -18,6 +18,7 @@ also: List[Callable[[], None]] = []  # called with such a signal: others whose c
 _inside = None  # the worlds that the main thread waits in
 _interrupted = False
 _started = 0  # the process that has the thread
+_descriptor, _before = -1, -1  # what Python writes signals to, and what it wrote them to before
 _TIMEOUT = constants["TUTTI_ERROR_TIMEOUT"]
 _PIECE = 100_000_000  # nanoseconds
 
@@ -29,7 +30,10 @@ def _watch(read, forward):
         if not numbers:
             return
         if forward >= 0:
-            os.write(forward, numbers)
+            try:
+                os.write(forward, numbers)
+            except OSError:  # it is full, and so awake, or closed by now
+                pass
         if signal.SIGINT in numbers:
             with _lock:
                 if raises():
@@ -47,14 +51,32 @@ def raises() -> bool:
 
 def start():
     """Once per process, by the main thread; elsewhere nothing is done. What was told of signals before is told of them still."""
-    global _started
+    global _before, _descriptor, _started
     if threading.current_thread() is not _main or _started == os.getpid():
         return
     read, write = os.pipe()
     os.set_blocking(write, False)
-    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    _before, _descriptor = signal.set_wakeup_fd(write, warn_on_full_buffer=False), write
     _started = os.getpid()
-    threading.Thread(target=_watch, args=(read, before), name="tutti signals", daemon=True).start()
+    threading.Thread(target=_watch, args=(read, _before), name="tutti signals", daemon=True).start()
+
+
+def _in_child():
+    """A forked child has its parent's descriptor: the child's signals would end the parent's waits. It is told of them where it was before; locks and worlds are the
+    parent's, too."""
+    global _lock, _main, _inside, _interrupted
+    _lock, _main, _inside, _interrupted = threading.Lock(), threading.main_thread(), None, False
+    worlds.clear()
+    if not _started:
+        return
+    now = signal.set_wakeup_fd(-1)
+    try:
+        signal.set_wakeup_fd(_before if now == _descriptor else now)
+    except (OSError, ValueError):  # closed by now
+        pass
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def call(world, function, *arguments):
