@@ -39,27 +39,47 @@ def _options(name, tag, description, timeout, **fields):
     return struct("tutti_group_options")(name=_text(name), tag=_text(tag), description=_text(description), timeout_ns=_nanoseconds(timeout), **fields)
 
 
-_left: Deque[Tuple[int, Any]] = collections.deque()  # works that nobody waits for any more, with their buffers, which the library uses until they end
+# Works that were started, or are about to be, with their buffers, which the library uses until they end. Ctrl-C raises between any two steps of Python: so a work is
+# here before it is started, and what an interrupt leaves here stays too long, and is never freed too early.
+_running: Dict[int, Tuple[Any, Any]] = {}
+_left: Deque[int] = collections.deque()  # those that nobody waits for any more
+os.register_at_fork(after_in_child=_left.clear)
 
 
-def _drop(process, handle, kept):
-    """A work's object has gone. Its buffers may not go before it has finished."""
+def hold(kept: Any) -> Any:
+    """A place for the handle of a work that is about to be started, and holds its buffers."""
+    place = ctypes.c_void_p()
+    _running[id(place)] = (place, kept)
+    return place
+
+
+def let_go(place: Any) -> None:
+    """The work has ended: its buffers may go, and its handle stays."""
+    _running[id(place)] = (place, None)
+
+
+def _drop(process, place):
+    """Nobody has the work any more. Its buffers go when it has finished; at once where it was not started."""
     if process == os.getpid():
-        _left.append((handle, kept))
+        _left.append(id(place))
         _sweep()
 
 
 def _sweep():
     for _ in range(len(_left)):
         try:
-            handle, kept = _left.popleft()
+            number = _left.popleft()
         except IndexError:  # another thread took it
             return
-        finished = ctypes.c_bool()
-        if lib.tutti_work_test(handle, ctypes.byref(finished)) or finished.value:
-            lib.tutti_work_release(handle)
-        else:
-            _left.append((handle, kept))
+        place, _kept = _running.get(number, (None, None))
+        if place is None:
+            continue
+        if place.value is not None:
+            if not finished(place):
+                _left.append(number)
+                continue
+            lib.tutti_work_release(place)
+        _running.pop(number, None)
 
 
 def _reason(kind, value):
@@ -81,10 +101,10 @@ def wait_for(world: Any, handle: Any, nanoseconds: int) -> int:
 class Work:
     """A call that was started with wait=False. Wait for it, or await it; its buffers stay alive until it has finished."""
 
-    def __init__(self, world: Any, handle: Any, result: Any, kept: Any) -> None:
+    def __init__(self, world: Any, place: Any, result: Any) -> None:
         _sweep()
-        self._world, self._handle, self._kept, self.result = world, handle, [kept], result
-        self._release = weakref.finalize(self, _drop, os.getpid(), handle, self._kept)
+        self._world, self._place, self._handle, self.result = world, place, place.value, result
+        self._release = weakref.finalize(self, _drop, os.getpid(), place)
         self._release.atexit = False
 
     def done(self) -> bool:
@@ -96,7 +116,7 @@ class Work:
     def wait(self, timeout: Optional[float] = None) -> Any:
         """Waits, and returns what the call would have returned."""
         check(wait_for(self._world, self._handle, _nanoseconds(timeout)))
-        self._kept.clear()
+        let_go(self._place)
         return self.result
 
     def join(self, stream: int = 0) -> None:
@@ -252,8 +272,7 @@ class Group:
             check(function(self._handle, *arguments, ctypes.byref(call)))
             return result
         if not wait:
-            handle = self._start(function, (self._handle, *arguments), call, (kept, result))
-            return Work(self.world._handle, handle.value, result, (kept, result))
+            return Work(self.world._handle, self._start(function, (self._handle, *arguments), call, (kept, result)), result)
         if held:
             self._run_held(function, (self._handle, *arguments), call, (kept, result))
             return result
@@ -264,23 +283,22 @@ class Group:
 
     def _start(self, function, arguments, call, kept):
         """The work of a call, as C gives it. Where an interrupt comes after it has started, its buffers stay until it has ended."""
-        handle = ctypes.c_void_p()
-        call.work = ctypes.addressof(handle)
+        work = hold(kept)
+        call.work = ctypes.addressof(work)
         try:
             check(_interrupt.call(self.world._handle, function, *arguments, ctypes.byref(call)))
         except BaseException:
-            if handle.value is not None:
-                _drop(os.getpid(), handle.value, kept)
+            _drop(os.getpid(), work)
             raise
-        return handle
+        return work
 
     def _run_held(self, function, arguments, call, kept):
         """Puts a call into its stream and holds the arrays until it is over, since their library may give their memory out again before."""
-        handle = self._start(function, arguments, call, kept)
+        work = self._start(function, arguments, call, kept)
         try:
-            check(lib.tutti_work_join(handle, call.stream))
+            check(lib.tutti_work_join(work, call.stream))
         finally:
-            _drop(os.getpid(), handle.value, kept)
+            _drop(os.getpid(), work)
 
     def _pair(self, who, array, out, shape):
         """Input and output, which is made where none is given."""

@@ -413,6 +413,27 @@ def what_an_interrupt_leaves_running_keeps_its_buffers():
             time.sleep(0.001)
 
 
+def an_interrupt_while_a_work_is_dropped_frees_nothing():
+    """It may come between any two steps of the package itself."""
+    import weakref
+    from tutti._library import lib
+    with tutti.World() as world:
+        x = array.array("i", [0])
+        work, there, test, before, told = world.group.recv(x, source=0, tag=1, wait=False), weakref.ref(x), lib.tutti_work_test, sys.unraisablehook, []
+
+        def interrupted(*arguments):
+            raise KeyboardInterrupt
+        lib.tutti_work_test, sys.unraisablehook = interrupted, lambda about: told.append(about.exc_type)  # and not its frames, which hold the buffers
+        try:
+            del work, x
+        finally:
+            lib.tutti_work_test, sys.unraisablehook = test, before
+        assert told == [KeyboardInterrupt] and there() is not None
+        world.group.send(array.array("i", [7]), to=0, tag=1)
+        while there()[0] != 7:  # the message comes when it gets to it; the test's own limit is for one that never does
+            time.sleep(0.001)
+
+
 def a_signal_of_a_forked_child_ends_nothing_here():
     program = ("import array, os, signal, threading, tutti\n"
                "world = tutti.World()\n"
@@ -503,5 +524,6 @@ if __name__ == "__main__":
     run((collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, symmetric_memory_is_an_array, numpy_arrays_of_every_type,
          errors_are_exceptions, a_death_reaches_the_others_and_the_parent, the_launcher_starts_scripts, ctrl_c_ends_a_wait, ctrl_c_ends_an_await, a_handler_that_raises_nothing_ends_nothing,
          ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused,
-         buffers_that_do_not_fit_are_refused, closed_groups_say_so, what_an_interrupt_leaves_running_keeps_its_buffers, a_signal_of_a_forked_child_ends_nothing_here,
+         buffers_that_do_not_fit_are_refused, closed_groups_say_so, what_an_interrupt_leaves_running_keeps_its_buffers,
+         an_interrupt_while_a_work_is_dropped_frees_nothing, a_signal_of_a_forked_child_ends_nothing_here,
          importing_is_quick_and_needs_nothing, every_function_of_c_is_at_hand, the_package_is_python_of_3_9))
