@@ -263,6 +263,22 @@ def ctrl_c_ends_a_wait():
     assert output == "heard [5]\n" and child.returncode == 0, (output, child.returncode)
 
 
+def ctrl_c_that_was_heard_ends_no_later_call():
+    program = ("import array, os, signal, threading, time, tutti\n"
+               "group = tutti.World().group\n"
+               "for _ in range(30):\n"
+               "    sender = threading.Timer(0.005, group.send, (array.array('i', [5]), 0, 1))\n"
+               "    try:\n"
+               "        os.kill(os.getpid(), signal.SIGINT)\n"
+               "        time.sleep(300)\n"
+               "    except KeyboardInterrupt:\n"
+               "        sender.start()\n"
+               "    assert list(group.recv(array.array('i', [0]), source=0, tag=1, timeout=300)) == [5]\n"
+               "    sender.join()\n")
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+
+
 def ctrl_c_ends_an_await():
     """Also where asyncio has a handler of its own. The work goes on, and nobody waits for it any more."""
     program = ("import array, asyncio, tutti\n"
@@ -522,7 +538,7 @@ def the_package_is_python_of_3_9():
 
 if __name__ == "__main__":
     run((collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, symmetric_memory_is_an_array, numpy_arrays_of_every_type,
-         errors_are_exceptions, a_death_reaches_the_others_and_the_parent, the_launcher_starts_scripts, ctrl_c_ends_a_wait, ctrl_c_ends_an_await, a_handler_that_raises_nothing_ends_nothing,
+         errors_are_exceptions, a_death_reaches_the_others_and_the_parent, the_launcher_starts_scripts, ctrl_c_ends_a_wait, ctrl_c_that_was_heard_ends_no_later_call, ctrl_c_ends_an_await, a_handler_that_raises_nothing_ends_nothing,
          ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused,
          buffers_that_do_not_fit_are_refused, closed_groups_say_so, what_an_interrupt_leaves_running_keeps_its_buffers,
          an_interrupt_while_a_work_is_dropped_frees_nothing, a_signal_of_a_forked_child_ends_nothing_here,

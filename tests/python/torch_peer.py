@@ -573,13 +573,19 @@ def interrupts(rank, size, gloo):
     heard, before = [], signal.signal(signal.SIGINT, handled)  # with a handler that raises nothing a wait goes on
     work = dist.all_reduce(torch.ones(1 << 16), async_op=True) if rank == 0 else None
     if rank == 0:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        threading.Timer(1.0, lambda: dist.barrier(group=gloo)).start()
+        threading.Timer(0.3, lambda: (os.kill(os.getpid(), signal.SIGINT), dist.barrier(group=gloo))).start()
         assert work.wait() and heard == [signal.SIGINT]
     else:
-        dist.barrier(group=gloo)  # rank 0 has heard it by now
+        dist.barrier(group=gloo)  # rank 0 was sent it by now
         dist.all_reduce(torch.ones(1 << 16))
     signal.signal(signal.SIGINT, before)
+    for _ in range(10):  # one that was heard before a call does not end it
+        if rank == 0:
+            raises(KeyboardInterrupt, lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(300)))
+            threading.Timer(0.02, lambda: dist.barrier(group=gloo)).start()
+        else:
+            dist.barrier(group=gloo)
+        dist.all_reduce(torch.ones(1))
     alone, at_once = dist.new_group(list(range(size))), dist.new_group(list(range(size)))
     if rank == 0:
         interrupted(dist.all_reduce, torch.ones(4), group=at_once)

@@ -587,10 +587,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                                                 std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3)));
         }))
         .def_property_readonly("member", &Backend::member, "Who opened it: tutti.torch.member.Member.");
-    module.def("interrupt", &tutti_shim::interrupt,
-               "Ends the wait of the main thread in this module, if there is one.");
-    module.def("set_up", [](const py::object &failure, const py::object &raises, long main_thread, bool devices) {
-        tutti_shim::package = { failure.inc_ref().ptr(), raises.inc_ref().ptr(), main_thread };
+    module.def("inside", &tutti_shim::inside,
+               "The number of the call of this module that the main thread is in, or 0.");
+    module.def("interrupt", &tutti_shim::interrupt, "Ends that call, if the main thread is still in it.");
+    module.def("set_up", [](const py::object &failure, const py::object &raises, const py::object &hear,
+                            long main_thread, bool devices) {
+        tutti_shim::package = { failure.inc_ref().ptr(), raises.inc_ref().ptr(), hear.inc_ref().ptr(), main_thread };
         tutti_shim::devices_too = devices;
     });
+    module.def(
+        "listen", [](int descriptor) { tutti_shim::package.signals = descriptor; },
+        "The descriptor at which signals are heard.");
 }
