@@ -429,11 +429,14 @@ def tensors_and_meshes(rank, size, gloo):
 def compiled(rank, size, gloo):
     import torch.distributed._functional_collectives as funcol
 
-    def function(x):
-        return funcol.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
-    fast = torch.compile(function, backend="aot_eager", fullgraph=True)
-    x = data(rank, (4,), torch.float32)
-    same(fast(x), function(x) + 0)
+    def function(x, group):
+        return funcol.all_reduce(x * 2, "sum", group) + funcol.all_gather_tensor(x, 0, group).sum()
+    x, found = data(rank, (4,), torch.float32), []
+    for group in (dist.group.WORLD, gloo):
+        fast = torch.compile(lambda x, group=group: function(x, group), backend="aot_eager", fullgraph=True)
+        found.append([fast(x), function(x, group) + 0])
+    same(*found)
+    same(*found[0])
 
 
 def scaled(rank, size, name):
