@@ -235,6 +235,7 @@ def a_death_reaches_the_others_and_the_parent():
     error = raises(tutti.DeadError, tutti.spawn, dies, 3)
     assert error.ranks == (1,) and "signal 9" in str(error)
     raises(ZeroDivisionError, tutti.spawn, fails, 2, 1)
+    raises(ValueError, tutti.spawn, fails, 0, 1)
 
 
 def the_launcher_starts_scripts():
