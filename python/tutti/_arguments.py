@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, Sequence, Tuple
 
 from ._library import lib
 from .errors import check
@@ -17,7 +17,7 @@ def text(value: Optional[str]) -> Optional[bytes]:
 
 def nanoseconds(seconds: Optional[float]) -> int:
     """Seconds as C takes them; None is 0, the default."""
-    return 0 if seconds is None else min(2**63 - 1, max(1, int(seconds * 1e9)))
+    return 0 if seconds is None else max(1, int(min(seconds * 1e9, 2**63 - 1)))  # one that is infinite, too
 
 
 def integer(value: Any) -> int:
@@ -28,11 +28,29 @@ def integer(value: Any) -> int:
     return value
 
 
+def wide_integer(value: Any) -> int:
+    """The same of an int64_t."""
+    value = operator.index(value)
+    if not -2**63 <= value < 2**63:
+        raise OverflowError(f"tutti: {value} does not fit into 64 bits")
+    return value
+
+
+def shape_of(shape: Any) -> Tuple[int, ...]:
+    """A shape, given as one number or several."""
+    sizes = tuple(operator.index(size) for size in ((shape,) if hasattr(shape, "__index__") else shape))
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"tutti: {sizes} is no shape: a size is negative")
+    return sizes
+
+
 def integers(values: Sequence[int]) -> Any:
     return (ctypes.c_int * len(values))(*[integer(value) for value in values])
 
 
 def sizes(values: Sequence[int]) -> Any:
+    if any(operator.index(value) < 0 for value in values):
+        raise ValueError(f"tutti: counts are not negative, and these are {list(values)}")
     return (ctypes.c_size_t * len(values))(*values)
 
 

@@ -4,40 +4,65 @@ writes signals to, and interrupts the worlds in whose calls the main thread is. 
 KeyboardInterrupt: an operation that was interrupted has ended. With another handler calls go on, and the handler runs when they return; waits that can be
 taken up again are made in short pieces then, between which it runs."""
 import os
+import select
 import signal
 import threading
 import time
-from typing import Callable, List, Set
+from typing import Any, List, Set
 
 from ._library import constants, lib
 
 _lock = threading.Lock()
 _main = threading.main_thread()
 worlds: Set[int] = set()  # those of several ranks that are open; a call of the tensor library may wait for any of them
-also: List[Callable[[], None]] = []  # called with such a signal: others whose calls the main thread may wait in
+also: List[Any] = []  # others whose calls the main thread may wait in: inside() is the number of one, interrupt(number) ends it
 _inside = None  # the worlds that the main thread waits in
 _interrupted = False
 _started = 0  # the process that has the thread
+_read, _poller = -1, None  # type: int, Any  # where they are read, and what knows whether there are any
+_descriptor, _before = -1, -1  # what Python writes signals to, and what it wrote them to before
 _TIMEOUT = constants["TUTTI_ERROR_TIMEOUT"]
 _PIECE = 100_000_000  # nanoseconds
 
 
-def _watch(read, forward):
+def _take():
+    """Which signals have come since; whoever was told of them before is told. The lock is held."""
+    try:
+        numbers = os.read(_read, 64)
+    except BlockingIOError:
+        return b""
+    if _before >= 0:
+        try:
+            os.write(_before, numbers)
+        except OSError:  # it is full, and so awake, or closed by now
+            pass
+    return numbers
+
+
+def _watch(read):
+    """Interrupts the call that the main thread was in before the signal was seen, if it still is: the next one has nothing to do with it."""
     global _interrupted
+    poller = select.poll()
+    poller.register(read, select.POLLIN)
     while True:
-        numbers = os.read(read, 64)
-        if not numbers:
-            return
-        if forward >= 0:
-            os.write(forward, numbers)
-        if signal.SIGINT in numbers:
-            with _lock:
-                if raises():
-                    for world in _inside or ():
-                        lib.tutti_world_interrupt(world)
-                        _interrupted = True
-                    for function in also:
-                        function()
+        poller.poll()
+        with _lock:
+            inside, others = _inside, [(other, other.inside()) for other in also]
+            if signal.SIGINT not in _take() or not raises():
+                continue
+            if _inside is inside:
+                for world in inside or ():
+                    lib.tutti_world_interrupt(world)
+                    _interrupted = True
+            for other, number in others:
+                other.interrupt(number)
+
+
+def hear():
+    """By the main thread, before it waits: signals that came before are Python's to handle, which has done so, or does before this returns, and end no later call."""
+    if _poller is not None and _poller.poll(0):
+        with _lock:
+            _take()
 
 
 def raises() -> bool:
@@ -47,14 +72,35 @@ def raises() -> bool:
 
 def start():
     """Once per process, by the main thread; elsewhere nothing is done. What was told of signals before is told of them still."""
-    global _started
+    global _before, _descriptor, _poller, _read, _started
     if threading.current_thread() is not _main or _started == os.getpid():
         return
-    read, write = os.pipe()
+    _read, write = os.pipe()
+    os.set_blocking(_read, False)
     os.set_blocking(write, False)
-    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    _poller = select.poll()
+    _poller.register(_read, select.POLLIN)
+    _before, _descriptor = signal.set_wakeup_fd(write, warn_on_full_buffer=False), write
     _started = os.getpid()
-    threading.Thread(target=_watch, args=(read, before), name="tutti signals", daemon=True).start()
+    threading.Thread(target=_watch, args=(_read,), name="tutti signals", daemon=True).start()
+
+
+def _in_child():
+    """A forked child has its parent's descriptor: the child's signals would end the parent's waits. It is told of them where it was before; locks and worlds are the
+    parent's, too."""
+    global _lock, _main, _inside, _interrupted, _poller
+    _lock, _main, _inside, _interrupted, _poller = threading.Lock(), threading.main_thread(), None, False, None
+    worlds.clear()
+    if not _started:
+        return
+    now = signal.set_wakeup_fd(-1)
+    try:
+        signal.set_wakeup_fd(_before if now == _descriptor else now)
+    except (OSError, ValueError):  # closed by now
+        pass
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def call(world, function, *arguments):
@@ -86,6 +132,7 @@ def _call(inside, function, arguments):
     global _inside, _interrupted
     if threading.current_thread() is not _main:
         return function(*arguments)
+    hear()
     outer, _inside = _inside, inside
     try:
         return function(*arguments)

@@ -76,7 +76,12 @@ class _Held:
 
     def __init__(self, thing: Any, writable: bool) -> None:
         self.view = _View()
-        _get_buffer(thing, ctypes.byref(self.view), 0x18 | 0x04 | (0x01 if writable else 0))  # strides, format, writable
+        try:
+            _get_buffer(thing, ctypes.byref(self.view), 0x18 | 0x04 | (0x01 if writable else 0))  # strides, format, writable
+        except BufferError:
+            if writable and memoryview(thing).readonly:
+                raise ValueError(f"tutti: the {type(thing).__name__} is read-only, and would be written") from None
+            raise
 
     def __del__(self):
         if self.view.buf:
@@ -92,6 +97,8 @@ def _of_buffer(thing, writable):
     text = (view.format or b"B").decode().lstrip("@=<")
     if text not in _BY_NAME:
         raise TypeError(f"tutti: a buffer of format {text!r} holds no element type of Tutti's")
+    if view.itemsize != _SIZES[_BY_NAME[text]]:  # "l" has 8 bytes of its own, and 4 in the sizes that struct calls standard
+        raise TypeError(f"tutti: a buffer of format {text!r} with elements of {view.itemsize} bytes holds no element type of Tutti's")
     return Buffer(view.buf or 0, shape, _BY_NAME[text], held)
 
 
@@ -109,12 +116,16 @@ def _of_numpy(array, writable):
 
 def _of_torch(tensor):
     place = ()
+    if tensor.layout is not sys.modules["torch"].strided:
+        raise TypeError(f"tutti: the tensor is sparse ({tensor.layout}); .to_dense() makes one that is not")
     if tensor.is_cuda:
         place = _device(tensor.device.index), sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream or None
     elif not tensor.is_cpu:
         raise TypeError(f"tutti: the tensor is on {tensor.device}; only those of the CPU and of CUDA can be used")
     if not tensor.is_contiguous():
         raise ValueError(f"tutti: the tensor of shape {tuple(tensor.shape)} is not contiguous; .contiguous() makes a copy that is")
+    if tensor.is_conj() or tensor.is_neg():  # its memory has other values than it shows
+        raise ValueError("tutti: the tensor is only noted as conjugate or negative; .resolve_conj().resolve_neg() makes one whose memory has its values")
     return Buffer(tensor.data_ptr(), tensor.shape, dtype_name(tensor.dtype), tensor, *place)
 
 
@@ -201,7 +212,7 @@ def _of_dlpack(thing):
     shape = [tensor.shape[i] for i in range(tensor.ndim)]
     step = 1
     for i in reversed(range(tensor.ndim)):
-        if tensor.strides and shape[i] > 1 and tensor.strides[i] != step:
+        if tensor.strides and 0 not in shape and shape[i] > 1 and tensor.strides[i] != step:
             raise ValueError("tutti: the array is not contiguous")
         step *= shape[i]
     code = _DLPACK_CODES.get(tensor.code)

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import _interrupt
-from ._arguments import integer, nanoseconds, release_here
+from ._arguments import integer, nanoseconds, release_here, shape_of, wide_integer
 from ._library import constants, lib, struct
 from .buffers import dtype_bytes, dtype_number, host_buffer_of, numpy_dtype
 from .errors import check, error_of, of_rank
@@ -30,10 +30,10 @@ class Peers:
         """The block of a rank, or a part of it, as a NumPy array over that very memory. offset is in elements."""
         import numpy
         shape = self._memory.shape if shape is None else shape
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shape = shape_of(shape)
         dtype = self._memory.dtype if dtype is None else dtype
         view = struct("tutti_view")()
-        status = lib.tutti_peers_get_buffer(self._handle, rank, (ctypes.c_int64 * max(1, len(shape)))(*shape), len(shape), dtype_number(dtype), offset,
+        status = lib.tutti_peers_get_buffer(self._handle, integer(rank), (ctypes.c_int64 * max(1, len(shape)))(*shape), len(shape), dtype_number(dtype), wide_integer(offset),
                                             ctypes.byref(view))
         if status:
             raise of_rank(error_of(status), rank)
@@ -47,32 +47,32 @@ class Peers:
     def put(self, to: int, array: Any, offset: int = 0, timeout: Optional[float] = None) -> Any:
         """Writes an array into a rank's block, offset bytes from its beginning."""
         source = host_buffer_of(array)
-        self._call(lib.tutti_peers_put, to, offset, source.address, source.count * dtype_bytes(source.dtype), timeout=timeout)
+        self._call(lib.tutti_peers_put, integer(to), wide_integer(offset), source.address, source.count * dtype_bytes(source.dtype), timeout=timeout)
 
-    def get(self, source: Optional[int], array: Any, offset: int = 0, timeout: Optional[float] = None) -> bytes:
+    def get(self, source: int, array: Any, offset: int = 0, timeout: Optional[float] = None) -> Any:
         """Reads from a rank's block into an array, which is returned."""
         target = host_buffer_of(array, writable=True)
-        self._call(lib.tutti_peers_get, source, offset, target.address, target.count * dtype_bytes(target.dtype), timeout=timeout)
+        self._call(lib.tutti_peers_get, integer(source), wide_integer(offset), target.address, target.count * dtype_bytes(target.dtype), timeout=timeout)
         return array
 
     def signal(self, to: int, channel: int = 0, timeout: Optional[float] = None) -> Any:
         """Tells a rank that waits for it; it sees what was put before."""
-        self._call(lib.tutti_peers_signal, to, channel, timeout=timeout)
+        self._call(lib.tutti_peers_signal, integer(to), integer(channel), timeout=timeout)
 
-    def wait_signal(self, source: Optional[int], channel: int = 0, timeout: Optional[float] = None) -> Any:
+    def wait_signal(self, source: int, channel: int = 0, timeout: Optional[float] = None) -> Any:
         """Waits for the signal of a rank."""
-        self._call(lib.tutti_peers_wait_signal, source, channel, timeout=timeout)
+        self._call(lib.tutti_peers_wait_signal, integer(source), integer(channel), timeout=timeout)
 
     def test_signal(self, source: int, channel: int = 0) -> bool:
         """Takes the signal of a rank if it is there. Never waits."""
         arrived = ctypes.c_bool()
-        check(lib.tutti_peers_test_signal(self._handle, integer(source), channel, ctypes.byref(arrived)))
+        check(lib.tutti_peers_test_signal(self._handle, integer(source), integer(channel), ctypes.byref(arrived)))
         return arrived.value
 
     def put_with_signal(self, to: int, array: Any, word: int, value: int, offset: int = 0, timeout: Optional[float] = None) -> None:
         """Writes an array into a rank's block, then sets a word of its signal pad: who sees the value sees the array."""
         source = host_buffer_of(array)
-        self._call(lib.tutti_peers_put_with_signal, integer(to), offset, source.address, source.count * dtype_bytes(source.dtype), word, value, timeout=timeout)
+        self._call(lib.tutti_peers_put_with_signal, integer(to), wide_integer(offset), source.address, source.count * dtype_bytes(source.dtype), word, value, timeout=timeout)
 
     def wait_for_signal(self, word: int, value: int, at_least: bool = False, timeout: Optional[float] = None) -> None:
         """Waits until a word of this rank's own pad is the value, or is at least that, and leaves it as it is."""
@@ -82,7 +82,7 @@ class Peers:
     def put_multicast(self, array: Any, offset: int = 0, timeout: Optional[float] = None) -> None:
         """Writes an array into everybody's block at once, where the device has multicast (World.has_multicast) or TUTTI_MULTICAST is "software"."""
         source = host_buffer_of(array)
-        self._call(lib.tutti_peers_put_multicast, offset, source.address, source.count * dtype_bytes(source.dtype), timeout=timeout)
+        self._call(lib.tutti_peers_put_multicast, wide_integer(offset), source.address, source.count * dtype_bytes(source.dtype), timeout=timeout)
 
     rank = property(lambda self: lib.tutti_peers_rank(self._handle), doc="This rank among them.")
     size = property(lambda self: lib.tutti_peers_size(self._handle), doc="How many blocks there are.")
@@ -90,7 +90,7 @@ class Peers:
 
     def barrier(self, channel: int = 0, timeout: Optional[float] = None) -> Any:
         """Of all ranks; each sees what the others have put before."""
-        self._call(lib.tutti_peers_barrier, channel, timeout=timeout)
+        self._call(lib.tutti_peers_barrier, integer(channel), timeout=timeout)
 
     def _call(self, function, *arguments, timeout):
         call = _Call(timeout_ns=nanoseconds(timeout))

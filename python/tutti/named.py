@@ -37,9 +37,11 @@ def _of_group(function: _Function) -> _Function:
     return cast(_Function, checked)
 
 
-def _both(group: Group, function: Any, array: Any, out: Any, shape: Any, *more: Any, timeout: Optional[float], count: Optional[int] = None) -> Any:
-    """function(group, in, out, count, dtype, ...): out is made where none is given."""
+def _both(group: Group, function: Any, array: Any, out: Any, shape: Any, *more: Any, timeout: Optional[float], count: Optional[int] = None,
+          wanted: Optional[int] = None) -> Any:
+    """function(group, in, out, count, dtype, ...): out is made where none is given. wanted: how many elements it has, where that is another number than the input's."""
     source, target, out = group._pair(function.__name__, array, out, shape)
+    group._length(function.__name__, target, wanted if wanted is not None else source.count)
     return group._run(function, (source.address, target.address, source.count if count is None else count, source.number, *more), out, (source, target), True, timeout)
 
 
@@ -60,6 +62,9 @@ def one_shot_all_reduce_copy(group: Group, buffer: Any, array: Any, op: str = "s
     """The same of an array of any memory, which goes through buffer, symmetric and at least as long."""
     room = buffer_of(buffer, writable=True)
     source, target, out = group._pair("one_shot_all_reduce_copy", array, out, _shape(array))
+    if room.dtype != source.dtype:
+        raise TypeError(f"one_shot_all_reduce_copy: the input is {source.dtype} and buffer is {room.dtype}")
+    group._length("one_shot_all_reduce_copy", target, source.count)
     return group._run(lib.tutti_one_shot_all_reduce_copy, (room.address, room.count, source.address, target.address, source.count, source.number, reduction_number(op)),
                       out, (room, source, target), True, timeout)
 
@@ -107,7 +112,7 @@ def low_contention_all_gather(group: Group, array: Any, out: Any = None, multica
     """all_gather that touches one peer after the other, each rank beginning with another. With multicast, one copy of each rank to all at once, into an out that is
     symmetric."""
     function = lib.tutti_low_contention_all_gather_multicast if multicast else lib.tutti_low_contention_all_gather
-    return _both(group, function, array, out, (group.size, *_shape(array)), timeout=timeout)
+    return _both(group, function, array, out, (group.size, *_shape(array)), timeout=timeout, wanted=group.size * buffer_of(array).count)
 
 
 @_of_group
@@ -117,7 +122,8 @@ def low_contention_reduce_scatter(group: Group, array: Any, op: str = "sum", out
     if not shape or shape[0] % group.size:
         raise ValueError(f"low_contention_reduce_scatter: {shape} cannot be cut into {group.size} parts")
     count = buffer_of(array).count // group.size
-    return _both(group, lib.tutti_low_contention_reduce_scatter, array, out, (shape[0] // group.size, *shape[1:]), reduction_number(op), timeout=timeout, count=count)
+    return _both(group, lib.tutti_low_contention_reduce_scatter, array, out, (shape[0] // group.size, *shape[1:]), reduction_number(op), timeout=timeout, count=count,
+                 wanted=count)
 
 
 # ---- multicast: where the device has it, or TUTTI_MULTICAST is "software" ----
@@ -147,7 +153,7 @@ def multimem_one_shot_reduce_out(group: Group, array: Any, root: int = 0, op: st
 @_of_group
 def multimem_all_gather_out(group: Group, array: Any, out: Any, timeout: Optional[float] = None) -> Any:
     """All ranks' arrays, one behind the other, into out, which is symmetric."""
-    return _both(group, lib.tutti_multimem_all_gather_out, array, out, None, timeout=timeout)
+    return _both(group, lib.tutti_multimem_all_gather_out, array, out, None, timeout=timeout, wanted=group.size * buffer_of(array).count)
 
 
 # ---- all-to-all whose splits are data ----
@@ -204,15 +210,17 @@ def all_to_all_vdev_2d_offset(group: Group, array: Any, in_splits_offsets: Any, 
 
 # ---- tiles ----
 
-def _tile(array: Any, writable: bool = False) -> Any:
-    """A matrix, or a part of one, of NumPy: rows may lie apart."""
+def _tile(array: Any, like: Any = None) -> Any:
+    """A matrix, or a part of one, of NumPy: rows may lie apart. like: the tile that is reduced, where this one is written."""
     strides = getattr(array, "strides", None)
     if strides is None or getattr(array, "ndim", 0) != 2:
         raise TypeError("tutti: a tile is a NumPy array of two dimensions")
     if array.shape[1] > 1 and strides[1] != array.itemsize or strides[0] % array.itemsize or strides[0] < 0:
         raise ValueError("tutti: the elements of a row of a tile lie one behind the other")
-    if writable and not array.flags.writeable:
+    if like is not None and not array.flags.writeable:
         raise ValueError("tutti: the tile is read-only")
+    if like is not None and array.dtype != like.dtype:
+        raise TypeError(f"tutti: a tile of {like.dtype} is not reduced into one of {array.dtype}")
     stride = strides[0] // array.itemsize if array.shape[0] > 1 else array.shape[1]
     tile = _Tile(data=array.ctypes.data, rows=array.shape[0], columns=array.shape[1], stride=stride)
     tile._array = array
@@ -230,7 +238,7 @@ def tile_reduce(group: Group, tile: Any, out: Any = None, root: int = 0, op: str
     if group.rank != root:
         return group._run(lib.tutti_tile_reduce, (ctypes.byref(source), None, number, reduction_number(op), integer(root)), None, source, True, timeout)
     out = new_like(tile, tile.shape, "tile_reduce") if out is None else out
-    target = _tile(out, writable=True)
+    target = _tile(out, like=tile)
     return group._run(lib.tutti_tile_reduce, (ctypes.byref(source), ctypes.byref(target), number, reduction_number(op), integer(root)), out, (source, target), True, timeout)
 
 
@@ -240,9 +248,12 @@ def multi_root_tile_reduce(group: Group, tiles: Sequence[Any], roots: Sequence[i
     """The same for several tiles of one block at once, tile i for rank roots[i]: a list with the results of this rank, None in the other places."""
     if len(roots) != len(tiles) or (outs is not None and len(outs) != len(tiles)) or not tiles:
         raise ValueError(f"tutti: {len(tiles)} tiles, {len(roots)} roots, {len(outs) if outs is not None else 'no'} outs")
+    if any(getattr(tile, "dtype", None) != getattr(tiles[0], "dtype", None) for tile in tiles):
+        raise TypeError("tutti: tiles of different element types cannot be reduced in one call")
     results = [None if root != group.rank else outs[i] if outs is not None else new_like(tile, tile.shape, "multi_root_tile_reduce")
                for i, (tile, root) in enumerate(zip(tiles, roots))]
-    sources, targets = [_tile(tile) for tile in tiles], [_tile(result, writable=True) if result is not None else None for result in results]
+    sources = [_tile(tile) for tile in tiles]
+    targets = [_tile(result, like=tile) if result is not None else None for tile, result in zip(tiles, results)]
     rows = (ctypes.c_void_p * len(tiles))(*[ctypes.addressof(tile) for tile in sources])
     room = (ctypes.c_void_p * len(tiles))(*[ctypes.addressof(tile) if tile is not None else None for tile in targets])
     numbers = integers(roots)

@@ -42,6 +42,8 @@ def spawn(function: Callable[..., Any], ranks: int, *arguments: Any) -> List[Any
     ranks. What a rank raises is raised here, when all have ended; one that dies is a DeadError. Ranks that go on when others have failed are waited for,
     and after two seconds a RuntimeWarning says why. As with multiprocessing, the function must be one that can be imported, and the program's own start
     belongs under `if __name__ == "__main__":`."""
+    if ranks < 1:
+        raise ValueError(f"tutti: spawn starts at least one rank, not {ranks}")
     store = f"unix:@tutti-python-{os.getpid()}-{os.urandom(8).hex()}"
     server = ctypes.c_void_p()  # here, so that any rank may leave first
     check(lib.tutti_store_open_url(store.encode(), ctypes.byref(struct("tutti_tcp_store_options")(server=True, no_wait=True)), ctypes.byref(server)))

@@ -11,11 +11,11 @@ import weakref
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _interrupt
-from ._arguments import (device_number, integer as _int, integers as _ints, nanoseconds as _nanoseconds, release_here as _release_here, sizes as _sizes,
-                         text as _text)
+from ._arguments import (device_number, integer as _int, integers as _ints, nanoseconds as _nanoseconds, release_here as _release_here, shape_of,
+                         sizes as _sizes, text as _text)
 from ._library import constants, lib, struct
 from .buffers import buffer_of, dtype_bytes, new_like, place, same_place
-from .errors import check, error_of, status_name
+from .errors import StateError, check, error_of, status_name
 from .memory import Memory
 from .store import Store
 
@@ -39,27 +39,47 @@ def _options(name, tag, description, timeout, **fields):
     return struct("tutti_group_options")(name=_text(name), tag=_text(tag), description=_text(description), timeout_ns=_nanoseconds(timeout), **fields)
 
 
-_left: Deque[Tuple[int, Any]] = collections.deque()  # works that nobody waits for any more, with their buffers, which the library uses until they end
+# Works that were started, or are about to be, with their buffers, which the library uses until they end. Ctrl-C raises between any two steps of Python: so a work is
+# here before it is started, and what an interrupt leaves here stays too long, and is never freed too early.
+_running: Dict[int, Tuple[Any, Any]] = {}
+_left: Deque[int] = collections.deque()  # those that nobody waits for any more
+os.register_at_fork(after_in_child=_left.clear)
 
 
-def _drop(process, handle, kept):
-    """A work's object has gone. Its buffers may not go before it has finished."""
+def hold(kept: Any) -> Any:
+    """A place for the handle of a work that is about to be started, and holds its buffers."""
+    place = ctypes.c_void_p()
+    _running[id(place)] = (place, kept)
+    return place
+
+
+def let_go(place: Any) -> None:
+    """The work has ended: its buffers may go, and its handle stays."""
+    _running[id(place)] = (place, None)
+
+
+def _drop(process, place):
+    """Nobody has the work any more. Its buffers go when it has finished; at once where it was not started."""
     if process == os.getpid():
-        _left.append((handle, kept))
+        _left.append(id(place))
         _sweep()
 
 
 def _sweep():
     for _ in range(len(_left)):
         try:
-            handle, kept = _left.popleft()
+            number = _left.popleft()
         except IndexError:  # another thread took it
             return
-        finished = ctypes.c_bool()
-        if lib.tutti_work_test(handle, ctypes.byref(finished)) or finished.value:
-            lib.tutti_work_release(handle)
-        else:
-            _left.append((handle, kept))
+        place, _kept = _running.get(number, (None, None))
+        if place is None:
+            continue
+        if place.value is not None:
+            if not finished(place):
+                _left.append(number)
+                continue
+            lib.tutti_work_release(place)
+        _running.pop(number, None)
 
 
 def _reason(kind, value):
@@ -81,10 +101,10 @@ def wait_for(world: Any, handle: Any, nanoseconds: int) -> int:
 class Work:
     """A call that was started with wait=False. Wait for it, or await it; its buffers stay alive until it has finished."""
 
-    def __init__(self, world: Any, handle: Any, result: Any, kept: Any) -> None:
+    def __init__(self, world: Any, place: Any, result: Any) -> None:
         _sweep()
-        self._world, self._handle, self._kept, self.result = world, handle, [kept], result
-        self._release = weakref.finalize(self, _drop, os.getpid(), handle, self._kept)
+        self._world, self._place, self._handle, self.result = world, place, place.value, result
+        self._release = weakref.finalize(self, _drop, os.getpid(), place)
         self._release.atexit = False
 
     def done(self) -> bool:
@@ -96,7 +116,7 @@ class Work:
     def wait(self, timeout: Optional[float] = None) -> Any:
         """Waits, and returns what the call would have returned."""
         check(wait_for(self._world, self._handle, _nanoseconds(timeout)))
-        self._kept.clear()
+        let_go(self._place)
         return self.result
 
     def join(self, stream: int = 0) -> None:
@@ -172,30 +192,30 @@ class Group:
             world._groups.add(self)
             self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_group_release, handle)
 
-    rank = property(lambda self: lib.tutti_group_rank(self._handle), doc="This rank in the group.")
-    size = property(lambda self: lib.tutti_group_size(self._handle), doc="How many ranks it has.")
-    name = property(lambda self: lib.tutti_group_name(self._handle).decode(), doc="Its name.")
-    description = property(lambda self: lib.tutti_group_description(self._handle).decode(), doc="For people.")
-    tag = property(lambda self: lib.tutti_group_tag(self._handle).decode(), doc="That with which World.find_group finds it.")
-    sequence = property(lambda self: lib.tutti_group_sequence(self._handle), doc="The number of the last operation that this rank began; 0: none yet.")
-    completed = property(lambda self: lib.tutti_group_completed(self._handle), doc="The number of the last operation that this rank completed; 0: none yet.")
-    settled = property(lambda self: lib.tutti_group_settled(self._handle),
+    rank = property(lambda self: lib.tutti_group_rank(self._open()), doc="This rank in the group.")
+    size = property(lambda self: lib.tutti_group_size(self._open()), doc="How many ranks it has.")
+    name = property(lambda self: lib.tutti_group_name(self._open()).decode(), doc="Its name.")
+    description = property(lambda self: lib.tutti_group_description(self._open()).decode(), doc="For people.")
+    tag = property(lambda self: lib.tutti_group_tag(self._open()).decode(), doc="That with which World.find_group finds it.")
+    sequence = property(lambda self: lib.tutti_group_sequence(self._open()), doc="The number of the last operation that this rank began; 0: none yet.")
+    completed = property(lambda self: lib.tutti_group_completed(self._open()), doc="The number of the last operation that this rank completed; 0: none yet.")
+    settled = property(lambda self: lib.tutti_group_settled(self._open()),
                        doc="Of a group that came from shrink: the last operation that all its members had completed in the old one; else 0.")
 
     @property
     def ranks(self) -> List[int]:
         """Its ranks, as numbers of the world."""
-        ranks = ctypes.cast(lib.tutti_group_ranks(self._handle), ctypes.POINTER(ctypes.c_int))
+        ranks = ctypes.cast(lib.tutti_group_ranks(self._open()), ctypes.POINTER(ctypes.c_int))
         return [ranks[i] for i in range(self.size)]
 
     @property
     def timeout(self) -> Any:
         """Seconds that a call may take."""
-        return lib.tutti_group_timeout(self._handle) * 1e-9
+        return lib.tutti_group_timeout(self._open()) * 1e-9
 
     @timeout.setter
     def timeout(self, seconds: float) -> Any:
-        check(lib.tutti_group_set_timeout(self._handle, _nanoseconds(seconds)))
+        check(lib.tutti_group_set_timeout(self._open(), _nanoseconds(seconds)))
 
     def rank_of(self, world_rank: int) -> int:
         """From a rank of the world to that of the group."""
@@ -207,11 +227,16 @@ class Group:
 
     def _asked(self, function, rank):
         found = ctypes.c_int()
-        check(function(self._handle, _int(rank), ctypes.byref(found)))
+        check(function(self._open(), _int(rank), ctypes.byref(found)))
         return found.value
 
+    def _open(self):
+        if self._handle is None:
+            raise StateError("STATE", "tutti: the group is closed")
+        return self._handle
+
     def __repr__(self) -> str:
-        return f"<tutti.Group {self.name!r}, rank {self.rank} of {self.size}>"
+        return "<tutti.Group, closed>" if self._handle is None else f"<tutti.Group {self.name!r}, rank {self.rank} of {self.size}>"
 
     def close(self) -> None:
         """Gives the group back. That of the whole world stays until the world is closed."""
@@ -222,7 +247,7 @@ class Group:
 
     def destroy(self) -> None:
         """Takes the group out of its world: its name and tag are free again, and further operations on it are errors."""
-        check(lib.tutti_group_destroy(self._handle))
+        check(lib.tutti_group_destroy(self._open()))
         self.close()
 
     def __enter__(self) -> Group:
@@ -230,13 +255,15 @@ class Group:
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         """Gives it back. An exception ends it on all ranks, and is the reason in their errors."""
-        if value is not None:
+        if value is not None and self._handle is not None:
             lib.tutti_group_abort(self._handle, _reason(kind, value))
         self.close()
 
     # ---- making calls ----
 
     def _run(self, function, arguments, result, kept, wait, timeout, **fields):
+        if self._handle is None:
+            self._open()
         call = _Call(timeout_ns=_nanoseconds(timeout), **fields)
         held = place(call, kept)
         if self._batch is not None:
@@ -245,10 +272,7 @@ class Group:
             check(function(self._handle, *arguments, ctypes.byref(call)))
             return result
         if not wait:
-            handle = ctypes.c_void_p()
-            call.work = ctypes.addressof(handle)
-            check(_interrupt.call(self.world._handle, function, self._handle, *arguments, ctypes.byref(call)))
-            return Work(self.world._handle, handle.value, result, (kept, result))
+            return Work(self.world._handle, self._start(function, (self._handle, *arguments), call, (kept, result)), result)
         if held:
             self._run_held(function, (self._handle, *arguments), call, (kept, result))
             return result
@@ -257,20 +281,30 @@ class Group:
             raise error_of(status)
         return result
 
+    def _start(self, function, arguments, call, kept):
+        """The work of a call, as C gives it. Where an interrupt comes after it has started, its buffers stay until it has ended."""
+        work = hold(kept)
+        call.work = ctypes.addressof(work)
+        try:
+            check(_interrupt.call(self.world._handle, function, *arguments, ctypes.byref(call)))
+        except BaseException:
+            _drop(os.getpid(), work)
+            raise
+        return work
+
     def _run_held(self, function, arguments, call, kept):
         """Puts a call into its stream and holds the arrays until it is over, since their library may give their memory out again before."""
-        handle = ctypes.c_void_p()
-        call.work = ctypes.addressof(handle)
-        check(_interrupt.call(self.world._handle, function, *arguments, ctypes.byref(call)))
+        work = self._start(function, arguments, call, kept)
         try:
-            check(lib.tutti_work_join(handle, call.stream))
+            check(lib.tutti_work_join(work, call.stream))
         finally:
-            _drop(os.getpid(), handle.value, kept)
+            _drop(os.getpid(), work)
 
     def _pair(self, who, array, out, shape):
         """Input and output, which is made where none is given."""
+        source = buffer_of(array)
         out = new_like(array, shape, who) if out is None else out
-        source, target = buffer_of(array), buffer_of(out, writable=True)
+        target = buffer_of(out, writable=True)
         if source.dtype != target.dtype:
             raise TypeError(f"{who}: the input is {source.dtype} and out is {target.dtype}")
         return source, target, out
@@ -416,12 +450,12 @@ class Group:
     def backend_team(self, name: str, timeout: Optional[float] = None) -> int:
         """The library's own object for this group: a team of NVSHMEM. All ranks of the group call it."""
         team, call = ctypes.c_int32(), _Call(timeout_ns=_nanoseconds(timeout))
-        check(_interrupt.call(self.world._handle, lib.tutti_backend_team, self._handle, _text(name), ctypes.byref(call), ctypes.byref(team)))
+        check(_interrupt.call(self.world._handle, lib.tutti_backend_team, self._open(), _text(name), ctypes.byref(call), ctypes.byref(team)))
         return team.value
 
     def lend_communicator(self, name: str, communicator: int) -> None:
         """Lends a communicator of the program's own (an ncclComm_t, as a number), which must be non-blocking, to this group's calls by that backend."""
-        check(lib.tutti_backend_communicator(self._handle, _text(name), communicator))
+        check(lib.tutti_backend_communicator(self._open(), _text(name), communicator))
 
     def batch(self) -> Batch:
         """Sends, receives and collectives inside of `with group.batch():` run as one."""
@@ -432,13 +466,13 @@ class Group:
     def subgroups(self, size: int, description: Optional[str] = None, timeout: Optional[float] = None) -> Group:
         """Its ranks in blocks of so many, each a group: this rank's. All ranks of this group call it."""
         options, handle = _options(None, None, description, timeout), ctypes.c_void_p()
-        check(_interrupt.call(self.world._handle, lib.tutti_group_new_subgroups, self._handle, size, ctypes.byref(options), None, ctypes.byref(handle)))
+        check(_interrupt.call(self.world._handle, lib.tutti_group_new_subgroups, self._open(), _int(size), ctypes.byref(options), None, ctypes.byref(handle)))
         return Group(self.world, handle.value)
 
     def split(self, lists: Sequence[Sequence[int]], description: Optional[str] = None, timeout: Optional[float] = None) -> Optional[Group]:
         """One group per list of this group's ranks: this rank's, or None where it is in no list. All ranks of this group call it."""
         options, handle, (rows, counts, _kept) = _options(None, None, description, timeout), ctypes.c_void_p(), _lists(lists)
-        check(_interrupt.call(self.world._handle, lib.tutti_group_split, self._handle, rows, counts, len(lists), ctypes.byref(options), ctypes.byref(handle)))
+        check(_interrupt.call(self.world._handle, lib.tutti_group_split, self._open(), rows, counts, len(lists), ctypes.byref(options), ctypes.byref(handle)))
         return self.world._group_of(handle.value, owned=True)
 
     def shrink(self, exclude: Sequence[int] = (), timeout: Optional[float] = None) -> Group:
@@ -446,11 +480,11 @@ class Group:
         numbers = _ints(list(exclude))
         options = struct("tutti_shrink_options")(exclude=ctypes.addressof(numbers) if exclude else None, exclude_count=len(numbers),
                                                  timeout_ns=_nanoseconds(timeout))
-        return self._new(lib.tutti_group_shrink, self._handle, ctypes.byref(options))
+        return self._new(lib.tutti_group_shrink, self._open(), ctypes.byref(options))
 
     def refill(self, timeout: Optional[float] = None) -> Group:
         """Whole again, with newcomers in the places of the dead (`tutti run --refill`)."""
-        return self._new(lib.tutti_group_refill, self._handle, _nanoseconds(timeout))
+        return self._new(lib.tutti_group_refill, self._open(), _nanoseconds(timeout))
 
     def _new(self, function, *arguments):
         handle = ctypes.c_void_p()
@@ -460,21 +494,21 @@ class Group:
     def agree(self, mine: bool) -> bool:
         """Whether `mine` was true on every rank that came. Deaths do not disturb it."""
         every = ctypes.c_bool()
-        check(_interrupt.call(self.world._handle, lib.tutti_group_agree, self._handle, bool(mine), ctypes.byref(every)))
+        check(_interrupt.call(self.world._handle, lib.tutti_group_agree, self._open(), bool(mine), ctypes.byref(every)))
         return every.value
 
     def check(self) -> None:
         """Raises what has ended the group, if anything has."""
-        check(lib.tutti_group_check(self._handle))
+        check(lib.tutti_group_check(self._open()))
 
     def abort(self, reason: str) -> None:
         """Ends the group on all ranks, with this reason in their errors."""
-        check(lib.tutti_group_abort(self._handle, _text(reason)))
+        check(lib.tutti_group_abort(self._open(), _text(reason)))
 
     def ran(self) -> Dict[str, str]:
         """What the last call was run by: operation, algorithm, executor, and why."""
         ran = struct("tutti_ran")()
-        check(lib.tutti_group_ran(self._handle, ctypes.byref(ran)))
+        check(lib.tutti_group_ran(self._open(), ctypes.byref(ran)))
         return {"operation": ran.operation.decode(), "algorithm": lib.tutti_algorithm_name(ran.algorithm).decode(), "executor": ran.executor.decode(),
                 "why": ran.why.decode()}
 
@@ -496,7 +530,7 @@ class Batch:
         if self._group._batch is not None:
             raise RuntimeError("tutti: a batch of this group is open already")
         handle = ctypes.c_void_p()
-        check(lib.tutti_batch_begin(self._group._handle, ctypes.byref(handle)))
+        check(lib.tutti_batch_begin(self._group._open(), ctypes.byref(handle)))
         self._handle, self._group._batch = handle.value, self
         return self
 
@@ -638,10 +672,12 @@ class World:
               persistent_id: Optional[int] = None) -> Memory:
         """Symmetric memory for an array, zeroed. Memory.array is the array, Memory.rendezvous maps those of the others. alignment is a power of two up to 2 MiB (0:
         128). A persistent id names memory that keeps its address and contents as long as the world lives: one that was given back is found again."""
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        shape = shape_of(shape)
         count = 1
         for size in shape:
             count *= size
+        if count * dtype_bytes(dtype) >= 2**63:
+            raise OverflowError(f"tutti: an array of shape {shape} is longer than any memory")
         choice = {None: 0, False: constants["TUTTI_NO"], True: constants["TUTTI_YES"]}[huge_pages]
         options = struct("tutti_memory_options")(huge_pages=choice, alignment=alignment, signal_pad_bytes=signal_pad_bytes, persistent=persistent_id is not None,
                                                  persistent_id=persistent_id or 0)

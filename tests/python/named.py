@@ -113,6 +113,24 @@ def tiles(world):
     raises(ValueError, named.tile_reduce, group, matrix[:, ::2])
     raises(ValueError, named.multi_root_tile_reduce, group, [matrix], [0, 1])
     raises(ValueError, named.all_gather_offset, group, matrix, [30])
+    raises(TypeError, named.multi_root_tile_reduce, group, [matrix, numpy.ones((2, 2), "f4")], [0, 1])
+    if rank == 0:  # the root's alone, and so found before anybody is met
+        raises(TypeError, named.tile_reduce, group, matrix, numpy.zeros((4, 6), "i4"))
+        raises(TypeError, named.multi_root_tile_reduce, group, [matrix], [0], [numpy.zeros((4, 6), "i4")])
+
+
+def results_that_do_not_fit(world):
+    """Nothing is written beyond an out that is too short."""
+    group, size = world.group, world.size
+    memory = world.empty((2 * size, 3))
+    array, short = memory.array, numpy.zeros(2, "f4")
+    for function in (named.one_shot_all_reduce, named.two_shot_all_reduce_out, named.low_contention_all_gather, named.low_contention_reduce_scatter,
+                     named.multimem_all_gather_out, named.multimem_one_shot_all_reduce, named.reduce_scatter_out):
+        raises(ValueError, function, group, array, out=short)
+        raises(TypeError, function, group, array, out=numpy.zeros(array.shape, "i4"))
+    raises(ValueError, named.one_shot_all_reduce_copy, group, array, numpy.ones(6, "f4"), out=short)
+    raises(TypeError, named.one_shot_all_reduce_copy, group, array, numpy.ones(2, "i4"))
+    assert short.tolist() == [0, 0]
 
 
 def blocks(world):
@@ -133,6 +151,7 @@ def together():
         reductions(world)
         rows(world)
         tiles(world)
+        results_that_do_not_fit(world)
         blocks(world)
         world.group.barrier()
 

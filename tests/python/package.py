@@ -3,6 +3,7 @@
 """The Python package, with processes as ranks: collectives on buffers of all kinds, symmetric memory, works, batches, errors, deaths and Ctrl-C."""
 import array
 import ast
+import ctypes
 import os
 import pathlib
 import pickle
@@ -17,6 +18,7 @@ import warnings
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
 from harness import raises, run  # noqa: E402
 import tutti  # noqa: E402
+from tutti import buffers as buffers_module  # noqa: E402
 
 try:
     import numpy
@@ -242,6 +244,7 @@ def a_death_reaches_the_others_and_the_parent():
     error = raises(tutti.DeadError, tutti.spawn, dies, 3)
     assert error.ranks == (1,) and "signal 9" in str(error)
     raises(ZeroDivisionError, tutti.spawn, fails, 2, 1)
+    raises(ValueError, tutti.spawn, fails, 0, 1)
 
 
 def whoever_waits_for_a_rank_that_goes_on_when_another_has_failed_is_told_why():
@@ -282,6 +285,22 @@ def ctrl_c_ends_a_wait():
     child.send_signal(signal.SIGINT)
     output = child.communicate(timeout=300)[0]
     assert output == "heard [5]\n" and child.returncode == 0, (output, child.returncode)
+
+
+def ctrl_c_that_was_heard_ends_no_later_call():
+    program = ("import array, os, signal, threading, time, tutti\n"
+               "group = tutti.World().group\n"
+               "for _ in range(30):\n"
+               "    sender = threading.Timer(0.005, group.send, (array.array('i', [5]), 0, 1))\n"
+               "    try:\n"
+               "        os.kill(os.getpid(), signal.SIGINT)\n"
+               "        time.sleep(300)\n"
+               "    except KeyboardInterrupt:\n"
+               "        sender.start()\n"
+               "    assert list(group.recv(array.array('i', [0]), source=0, tag=1, timeout=300)) == [5]\n"
+               "    sender.join()\n")
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
 
 
 def ctrl_c_ends_an_await():
@@ -354,6 +373,130 @@ def numbers_that_do_not_fit_are_refused():
                      lambda: world.new_group([2**32]), lambda: world.group.permute(x, to=[2**32], out=x)):
             raises(OverflowError, call)
         world.group.barrier(timeout=1e30)
+        world.group.barrier(timeout=float("inf"))
+        peers = world.empty(4, "i64").rendezvous()
+        for call in (lambda: peers.put(2**32, x), lambda: peers.put(0, x, offset=2**64), lambda: peers.get(0, x, offset=2**64), lambda: peers.get(2**32, x),
+                     lambda: peers.signal(2**32), lambda: peers.signal(0, channel=2**32), lambda: peers.wait_signal(0, channel=2**32), lambda: peers.barrier(2**32),
+                     lambda: peers.test_signal(0, 2**32), lambda: peers.put_with_signal(0, x, 0, 1, offset=2**64), lambda: world.group.subgroups(2**32 + 1),
+                     lambda: world.empty(2**62), lambda: world.empty(2**70)):
+            raises(OverflowError, call)
+        raises(TypeError, peers.get, None, x)
+        raises(TypeError, world.empty, 2.5)
+        for shape in (-1, (-2, -3)):
+            raises(ValueError, world.empty, shape)
+        raises(ValueError, world.group.all_to_all_v, x, [1], x, [-1])
+        raises(ValueError, world.group.barrier, timeout=float("nan"))
+
+
+def strange_buffer(numbers):
+    """Longs of struct's standard size, which is 4 bytes and not the machine's."""
+    view = buffers_module._View(buf=ctypes.addressof(numbers), len=ctypes.sizeof(numbers), itemsize=4, ndim=1, format=b"<l",
+                                shape=(ctypes.c_ssize_t * 1)(len(numbers)), strides=(ctypes.c_ssize_t * 1)(4))
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(("PyMemoryView_FromBuffer", ctypes.pythonapi))
+    return make(ctypes.addressof(view))
+
+
+def buffers_that_do_not_fit_are_refused():
+    with tutti.World() as world:
+        strange = strange_buffer(numbers := (ctypes.c_int * 3)(1, 2, 3))
+        assert "4 bytes" in str(raises(TypeError, world.group.all_reduce, strange)) and list(numbers) == [1, 2, 3]
+        assert list(world.group.all_reduce((ctypes.c_long * 2)(4, 5))) == [4, 5]
+        for fixed in (b"abc", memoryview(b"abc")):
+            assert "read-only" in str(raises(ValueError, world.group.broadcast, fixed))
+        assert "NoneType" in str(raises(TypeError, world.group.all_reduce, None))
+        raises(ValueError, world.group.all_reduce, memoryview(bytearray(10))[::2])
+        raises(TypeError, world.group.all_reduce, array.array("u", "ab"))
+        kept = bytearray(8)
+        world.group.all_reduce(kept)
+        kept.extend(b"more")  # nobody holds it any more
+
+
+def closed_groups_say_so():
+    with tutti.World() as world:
+        group, x = world.new_group([0]), array.array("i", [1])
+        group.close()
+        group.close()
+        assert repr(group) == "<tutti.Group, closed>"
+        for call in (lambda: group.name, lambda: group.rank, lambda: group.ranks, lambda: group.timeout, lambda: group.all_reduce(x), group.barrier, group.check, group.ran,
+                     group.shrink, group.destroy, lambda: group.batch().__enter__(), lambda: group.subgroups(1), lambda: group.rank_of(0), lambda: group.abort("why")):
+            assert "the group is closed" in str(raises(tutti.StateError, call))
+
+        def inside():
+            with world.new_group([0]) as made:
+                made.close()
+                raise ZeroDivisionError
+        raises(ZeroDivisionError, inside)
+
+
+def what_an_interrupt_leaves_running_keeps_its_buffers():
+    """Ctrl-C may come when a work has just been started, and nobody has it yet."""
+    import weakref
+    from tutti import _interrupt, world as module
+    with tutti.World() as world:
+        x = array.array("i", [0])
+        there, call = weakref.ref(x), _interrupt.call
+
+        def interrupted(*arguments):
+            call(*arguments)
+            raise KeyboardInterrupt
+        _interrupt.call = interrupted
+        try:
+            raises(KeyboardInterrupt, world.group.recv, x, source=0, tag=1, wait=False)
+        finally:
+            _interrupt.call = call
+        del x
+        assert there() is not None
+        world.group.send(array.array("i", [7]), to=0, tag=1)
+        world.group.barrier()
+        while there() is not None:  # its work ends, and then they go; the test's own limit is for what never ends
+            module._sweep()
+            time.sleep(0.001)
+
+
+def an_interrupt_while_a_work_is_dropped_frees_nothing():
+    """It may come between any two steps of the package itself."""
+    import weakref
+    from tutti._library import lib
+    with tutti.World() as world:
+        x = array.array("i", [0])
+        work, there, test, before, told = world.group.recv(x, source=0, tag=1, wait=False), weakref.ref(x), lib.tutti_work_test, sys.unraisablehook, []
+
+        def interrupted(*arguments):
+            raise KeyboardInterrupt
+        lib.tutti_work_test, sys.unraisablehook = interrupted, lambda about: told.append(about.exc_type)  # and not its frames, which hold the buffers
+        try:
+            del work, x
+        finally:
+            lib.tutti_work_test, sys.unraisablehook = test, before
+        assert told == [KeyboardInterrupt] and there() is not None
+        world.group.send(array.array("i", [7]), to=0, tag=1)
+        while there()[0] != 7:  # the message comes when it gets to it; the test's own limit is for one that never does
+            time.sleep(0.001)
+
+
+def a_signal_of_a_forked_child_ends_nothing_here():
+    program = ("import array, os, signal, threading, tutti\n"
+               "world = tutti.World()\n"
+               "read, write = os.pipe()\n"
+               "child = os.fork()\n"
+               "if child == 0:\n"
+               "    try:\n"
+               "        os.read(read, 1)\n"
+               "        os.kill(os.getpid(), signal.SIGINT)\n"
+               "    except KeyboardInterrupt:\n"
+               "        pass\n"
+               "    with tutti.World(name='own') as own:\n"  # and it can have a world of its own
+               "        own.group.barrier()\n"
+               "    os._exit(3)\n"
+               "def later():\n"
+               "    os.write(write, b'x')\n"
+               "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)\n"
+               "    world.group.send(array.array('i', [5]), to=0, tag=1)\n"
+               "threading.Timer(0.2, later).start()\n"  # the main thread most probably waits by then; earlier is right, too
+               "print(list(world.group.recv(array.array('i', [0]), source=0, tag=1, timeout=300)))\n")
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=300)
+    assert ran.stdout == "3\n[5]\n" and ran.returncode == 0, (ran.stdout, ran.stderr)
+
 
 
 def importing_is_quick_and_needs_nothing():
@@ -420,6 +563,9 @@ def the_package_is_python_of_3_9():
 if __name__ == "__main__":
     run((collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, symmetric_memory_is_an_array, numpy_arrays_of_every_type,
          errors_are_exceptions, a_death_reaches_the_others_and_the_parent,
-         whoever_waits_for_a_rank_that_goes_on_when_another_has_failed_is_told_why, the_launcher_starts_scripts, ctrl_c_ends_a_wait, ctrl_c_ends_an_await, a_handler_that_raises_nothing_ends_nothing,
+         whoever_waits_for_a_rank_that_goes_on_when_another_has_failed_is_told_why, the_launcher_starts_scripts, ctrl_c_ends_a_wait,
+         ctrl_c_that_was_heard_ends_no_later_call, ctrl_c_ends_an_await, a_handler_that_raises_nothing_ends_nothing,
          ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused,
+         buffers_that_do_not_fit_are_refused, closed_groups_say_so, what_an_interrupt_leaves_running_keeps_its_buffers,
+         an_interrupt_while_a_work_is_dropped_frees_nothing, a_signal_of_a_forked_child_ends_nothing_here,
          importing_is_quick_and_needs_nothing, every_function_of_c_is_at_hand, the_package_is_python_of_3_9))

@@ -97,5 +97,15 @@ def a_gpt_trains_alike():
         ours.step()
 
 
+def collectives_refuse_tensors_whose_memory_says_something_else():
+    with tutti.World() as world:
+        values = torch.tensor([1 + 2j, 3 - 1j])
+        for view in (values.conj(), torch._neg_view(torch.ones(2))):
+            assert "resolve_conj" in str(raises(ValueError, world.group.all_reduce, view))
+        assert "to_dense" in str(raises(TypeError, world.group.all_reduce, torch.eye(2).to_sparse()))
+        raises(TypeError, world.group.all_reduce, torch.ones(2, device="meta"))
+        assert world.group.all_gather(values.conj().resolve_conj())[0].tolist() == [1 - 2j, 3 + 1j]
+
+
 if __name__ == "__main__":
-    run((both_ways, a_gpt_trains_alike))
+    run((both_ways, a_gpt_trains_alike, collectives_refuse_tensors_whose_memory_says_something_else))

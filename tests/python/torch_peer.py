@@ -101,6 +101,12 @@ def reductions(rank, size, gloo):
     for tensor in wanted:
         dist.all_reduce(tensor, group=gloo)
     same(several, wanted)
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+        several = [data(rank, (3,), torch.float32, i) for i in range(3)]
+        for tensor in several:
+            dist.all_reduce(tensor)
+    manager.wait()
+    same(several, wanted)
     ours = torch.view_as_complex(data(rank, (3, 2), torch.float32))
     theirs = ours.clone()
     dist.all_reduce(ours)
@@ -133,6 +139,19 @@ def moves(rank, size, gloo):
     same(part, total[2 * rank:2 * rank + 2])
     dist.reduce_scatter(part, list(data(rank, (size * 2, 3), torch.float32).chunk(size)))
     same(part, total[2 * rank:2 * rank + 2])
+    found = []
+    for group in (None, gloo):  # several tensors as one operation
+        lists = [[torch.empty(2), torch.empty(3, 2).t()] for _ in range(size)]
+        dist.all_gather_coalesced(lists, [data(rank, (2,), torch.float32), data(rank, (2, 3), torch.float32, 1)], group=group)
+        wide, parts = [torch.empty(2 * size), torch.empty(3 * size)], [torch.empty(2), torch.empty(3)]
+        with dist.distributed_c10d._coalescing_manager(group=group):
+            for out, count in zip(wide, (2, 3)):
+                dist.all_gather_into_tensor(out, data(rank, (count,), torch.float32), group=group)
+        with dist.distributed_c10d._coalescing_manager(group=group):
+            for out, count in zip(parts, (2, 3)):
+                dist.reduce_scatter_tensor(out, data(rank, (count * size,), torch.float32), group=group)
+        found.append([lists, wide, parts])
+    same(*found)
     lengths = [other + 1 for other in range(size)]  # of different lengths
     uneven = [torch.empty(length) for length in lengths]
     dist.all_gather(uneven, torch.full((lengths[rank],), float(rank)))
@@ -184,6 +203,21 @@ def messages(rank, size, gloo):
         dist.recv(second, 0, tag=2)
         dist.recv(first, 0, tag=1)
         assert first.item() == 1 and second.item() == 2
+    if rank == 0:  # from anybody, by tags
+        for tag in (6, 5):
+            for _ in range(size - 1):
+                got = torch.empty(1)
+                source = dist.recv(got, tag=tag)
+                assert got.item() == 10 * source + tag
+    else:
+        for work in [dist.isend(torch.tensor([10.0 * rank + tag]), 0, tag=tag) for tag in (5, 6)]:
+            work.wait()
+    dropped = [torch.zeros(1) for _ in range(50)]
+    for tensor in dropped:  # receives that nobody holds: messages still come
+        dist.irecv(tensor, before, tag=8)
+    for i in range(len(dropped)):
+        dist.send(torch.tensor([float(i)]), after, tag=8)
+    assert within(lambda: [tensor.item() for tensor in dropped] == list(range(len(dropped))))
     wide = torch.zeros(4, 2)
     if rank == 0:
         dist.send(torch.arange(4.0), 1)
@@ -199,6 +233,15 @@ def messages(rank, size, gloo):
     given = [None]
     dist.scatter_object_list(given, list(range(size)) if rank == 0 else None, 0)
     assert given == [rank]
+    everybody = [None] * size if rank == 0 else None
+    dist.gather_object({"rank": rank}, everybody, 0)
+    assert rank != 0 or everybody == [{"rank": other} for other in range(size)]
+    pair = [rank, "x" * rank] if rank == 0 else [None, None]
+    if rank == 0:
+        dist.send_object_list(pair, 1)
+    elif rank == 1:
+        dist.recv_object_list(pair, 0)
+        assert pair == [0, ""]
 
 
 def works(rank, size, gloo):
@@ -210,6 +253,15 @@ def works(rank, size, gloo):
     doubled = [future.then(lambda done: done.value()[0] * 2) for future in futures]
     for future in doubled:
         same(future.wait(), torch.full((8,), float(size * (size - 1))))
+    values = []  # the values of futures are lists of tensors, as gloo's are
+    for group in (None, gloo):
+        calls = (lambda: dist.all_gather([torch.zeros(1) for _ in range(size)], torch.ones(1) * rank, group=group, async_op=True),
+                 lambda: dist.all_to_all_single(torch.zeros(size), torch.ones(size) * rank, group=group, async_op=True),
+                 lambda: dist.broadcast(torch.ones(1) * rank, 0, group=group, async_op=True), lambda: dist.barrier(group=group, async_op=True))
+        values.append([call().get_future().wait() for call in calls])
+    same(*values)
+    same(dist.reduce_scatter_tensor(torch.zeros(1), torch.ones(size), async_op=True).get_future().wait(), [torch.tensor([float(size)])])  # gloo has no future of it
+    same(dist.all_gather_into_tensor(torch.zeros(size), torch.ones(1), async_op=True).get_future().wait(), [torch.ones(size)])  # gloo has the parts
     table = torch.ones(4, 6).t()  # not dense: its result is copied back, once, whoever waits
     work = dist.all_reduce(table, async_op=True)
     future = work.get_future()
@@ -377,11 +429,14 @@ def tensors_and_meshes(rank, size, gloo):
 def compiled(rank, size, gloo):
     import torch.distributed._functional_collectives as funcol
 
-    def function(x):
-        return funcol.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
-    fast = torch.compile(function, backend="aot_eager", fullgraph=True)
-    x = data(rank, (4,), torch.float32)
-    same(fast(x), function(x) + 0)
+    def function(x, group):
+        return funcol.all_reduce(x * 2, "sum", group) + funcol.all_gather_tensor(x, 0, group).sum()
+    x, found = data(rank, (4,), torch.float32), []
+    for group in (dist.group.WORLD, gloo):
+        fast = torch.compile(lambda x, group=group: function(x, group), backend="aot_eager", fullgraph=True)
+        found.append([fast(x), function(x, group) + 0])
+    same(*found)
+    same(*found[0])
 
 
 def scaled(rank, size, name):
@@ -466,6 +521,14 @@ def errors(rank, size, gloo):
     assert "sparse" in text and "to_dense" in text, text
     raises(ValueError, dist.all_gather_into_tensor, torch.empty(3), torch.empty(2))
     raises(ValueError, dist.all_to_all_single, torch.empty(size), torch.empty(size), [1] * size, [2] * size)
+    raises(ValueError, dist.all_to_all_single, torch.empty(size), torch.empty(size), [-1, 3] + [1] * (size - 2), [1] * size)
+    group = dist.group.WORLD
+    for outputs, inputs in ((1, 2), (2, 1)):
+        raises(ValueError, group.allgather_into_tensor_coalesced, [torch.zeros(2 * size)] * outputs, [torch.ones(2)] * inputs)
+        raises(ValueError, group.reduce_scatter_tensor_coalesced, [torch.zeros(2)] * outputs, [torch.ones(2 * size)] * inputs)
+    for lists in ([[torch.zeros(2)]] * size, [[torch.zeros(3)]] * (size + 1), [[]] * size):  # too short, too many ranks, too few tensors
+        raises(ValueError, dist.all_gather_coalesced, lists, [torch.ones(3)])
+    raises(TypeError, dist.all_gather_coalesced, [[torch.zeros(3, dtype=torch.int32)]] * size, [torch.ones(3)])
     error = raises(dist.DistBackendError, dist.all_reduce, torch.ones(2 + (rank == 0)), group=dist.new_group(list(range(size))))
     assert error.status == "MISMATCH", error
     late = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=1))
@@ -513,13 +576,19 @@ def interrupts(rank, size, gloo):
     heard, before = [], signal.signal(signal.SIGINT, handled)  # with a handler that raises nothing a wait goes on
     work = dist.all_reduce(torch.ones(1 << 16), async_op=True) if rank == 0 else None
     if rank == 0:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        threading.Timer(1.0, lambda: dist.barrier(group=gloo)).start()
+        threading.Timer(0.3, lambda: (os.kill(os.getpid(), signal.SIGINT), dist.barrier(group=gloo))).start()
         assert work.wait() and heard == [signal.SIGINT]
     else:
-        dist.barrier(group=gloo)  # rank 0 has heard it by now
+        dist.barrier(group=gloo)  # rank 0 was sent it by now
         dist.all_reduce(torch.ones(1 << 16))
     signal.signal(signal.SIGINT, before)
+    for _ in range(10):  # one that was heard before a call does not end it
+        if rank == 0:
+            raises(KeyboardInterrupt, lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(300)))
+            threading.Timer(0.02, lambda: dist.barrier(group=gloo)).start()
+        else:
+            dist.barrier(group=gloo)
+        dist.all_reduce(torch.ones(1))
     alone, at_once = dist.new_group(list(range(size))), dist.new_group(list(range(size)))
     if rank == 0:
         interrupted(dist.all_reduce, torch.ones(4), group=at_once)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from .. import _interrupt
 from .._library import constants, lib, struct
-from ..world import _drop
+from ..world import _drop, hold
 from .work import failure, raise_error
 
 _Call = struct("tutti_call")
@@ -64,32 +64,38 @@ def run(group: Any, function: Any, arguments: Any, tensor: torch.Tensor, nanosec
     """Enqueues an operation. Without async_op it is part of the current stream when this returns."""
     call = _Call(timeout_ns=nanoseconds)
     place(call, tensor)
-    handle: Any = ctypes.c_void_p()
+    handle: Any = None
     if not waits:
+        handle = hold((kept, result, finish))
         call.work = ctypes.addressof(handle)
-    status = _interrupt.call(group._world._handle, function, group._handle, *arguments, ctypes.byref(call))
-    if status:
-        raise_error(status)
+    try:
+        status = _interrupt.call(group._world._handle, function, group._handle, *arguments, ctypes.byref(call))
+        if status:
+            raise_error(status)
+    except BaseException:
+        if handle is not None:
+            _drop(os.getpid(), handle)
+        raise
     if waits:
         if finish is not None:
             finish()  # likewise enqueued
         return None
-    return Work(group, handle.value, tensor.device, result, kept, finish)
+    return Work(group, handle, tensor.device, result, kept, finish)
 
 
 class Work(dist.Work):
     """An operation on a stream of the group's own."""
 
-    def __init__(self, group: Any, handle: int, device: Any, result: Any, kept: Any, finish: Any) -> None:
+    def __init__(self, group: Any, place: Any, device: Any, result: Any, kept: Any, finish: Any) -> None:
         super().__init__()
-        self._group, self._handle, self._device, self._result, self._kept, self._finish = group, handle, device, result, kept, finish
+        self._group, self._place, self._handle, self._device, self._result, self._kept, self._finish = group, place, place.value, device, result, kept, finish
         self._lock, self._process = threading.Lock(), os.getpid()
         self._future: Any = None
 
     def __del__(self) -> None:
         if self._finish is not None and self._process == os.getpid():
             self._join()  # results belong somewhere, also when nobody waits
-        _drop(self._process, self._handle, self._kept)
+        _drop(self._process, self._place)
 
     def _join(self) -> None:
         """Orders the current stream after the operation. What is left to do with its results is put into the first stream that comes."""

@@ -15,7 +15,7 @@ from torch._C import _distributed_c10d as c10d
 from .. import _interrupt
 from .._library import constants, lib, struct
 from ..buffers import _NUMBERS, _TYPES
-from ..world import _drop, _nanoseconds, _sizes
+from ..world import _drop, _nanoseconds, _sizes, hold
 from . import cuda, shim
 from .member import Member, destroyed, seconds_of
 from .work import Work, completer, raise_error
@@ -70,6 +70,12 @@ def _one(tensors: Sequence[torch.Tensor], who: str) -> Any:
     return tensors[0]
 
 
+def _pairs(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], who: str) -> Any:
+    if len(outputs) != len(inputs):
+        raise ValueError(f"tutti: {who} wants as many outputs as inputs, and was given {len(outputs)} and {len(inputs)}")
+    return zip(outputs, inputs)
+
+
 def _alike(tensors: Sequence[torch.Tensor], who: str) -> int:
     """All of one element type and on one device, the first's."""
     for tensor in tensors:
@@ -83,7 +89,7 @@ def _alike(tensors: Sequence[torch.Tensor], who: str) -> int:
 def _reduction(operation: Any, who: str) -> int:
     number = _REDUCTIONS.get(getattr(operation, "op", operation))
     if number is None:
-        raise ValueError(f"tutti: {who} has no reduction {operation}; there are {', '.join(kind.name for kind in _REDUCTIONS)}")
+        raise ValueError(f"tutti: {who} has no reduction {getattr(operation, 'op', operation)}; there are {', '.join(kind.name for kind in _REDUCTIONS)}")
     return number
 
 
@@ -219,17 +225,16 @@ class ProcessGroup(Member, dist.ProcessGroup):
         return self._start(function, arguments, call, result, kept, finish)
 
     def _start(self, function: Any, arguments: Any, call: Any, result: Any, kept: Any, finish: Any = None, alone: bool = False) -> Any:
-        handle: Any = ctypes.c_void_p()
-        call.work = ctypes.addressof(handle)
+        place = hold((kept, result, finish))
+        call.work = ctypes.addressof(place)
         try:
             status = _interrupt.call(self._world._handle, function, self._handle, *arguments, ctypes.byref(call))
             if status:
                 raise_error(status)
-            return Work(self, handle.value, result, kept, finish, alone)
         except BaseException:  # an interrupt, after it has started: the buffers stay until it has ended
-            if handle.value is not None:
-                _drop(os.getpid(), handle.value, (kept, result))
+            _drop(os.getpid(), place)
             raise
+        return Work(self, place, result, finish, alone)
 
     def _several(self, calls: Any, options: Any, result: Any, kept: Any, finishes: Any) -> Any:
         """Collectives as one operation."""
@@ -305,7 +310,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
         else:
             sizes = _sizes(counts)
             call = (lib.tutti_all_gather_v, (source.data_ptr(), flat.data_ptr(), sizes, None, number))
-        return self._run(call[0], call[1], opts, output_tensors, (source, flat, sizes), _copies(flat, outputs))
+        return self._run(call[0], call[1], opts, outputs, (source, flat, sizes), _copies(flat, outputs))
 
     def _gather_call(self, output: torch.Tensor, tensor: torch.Tensor) -> Any:
         source = _dense(tensor)
@@ -318,25 +323,31 @@ class ProcessGroup(Member, dist.ProcessGroup):
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = c10d.AllgatherOptions()) -> Any:
         call, kept, finish = self._gather_call(output, input)
-        return self._run(call[0], call[1], opts, output, kept, finish)
+        return self._run(call[0], call[1], opts, [output], kept, finish)
 
     def all_gather_single_coalesced(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = c10d.AllgatherOptions()) -> Any:
-        parts = [self._gather_call(*pair) for pair in zip(outputs, inputs)]
+        parts = [self._gather_call(*pair) for pair in _pairs(outputs, inputs, "all_gather_into_tensor_coalesced")]
         return self._several([call for call, _, _ in parts], opts, outputs, parts, [finish for _, _, finish in parts])
 
     def allgather_coalesced(self, output_lists: Any, input_list: Any, opts: Any = c10d.AllgatherOptions()) -> Any:
         flats, calls, kept, finishes = [], [], [], []
-        for rank in range(self._size):
-            if len(output_lists[rank]) != len(input_list):
+        if len(output_lists) != self._size:
+            raise ValueError(f"tutti: all_gather_coalesced wants a list of outputs for each of {self._size} ranks, and was given {len(output_lists)}")
+        for outputs in output_lists:
+            if len(outputs) != len(input_list):
                 raise ValueError("tutti: all_gather_coalesced wants as many outputs of each rank as there are inputs")
         for i, tensor in enumerate(input_list):
+            _alike([tensor, *[outputs[i] for outputs in output_lists]], "all_gather_coalesced")
+            if any(outputs[i].numel() != tensor.numel() for outputs in output_lists):
+                raise ValueError(f"tutti: all_gather_coalesced: input {i} has {tensor.numel()} elements, and its outputs "
+                                 f"{[outputs[i].numel() for outputs in output_lists]}")
             flat = tensor.new_empty(tensor.numel() * self._size)
             call, held, _ = self._gather_call(flat, tensor)
             flats.append(flat)
             calls.append(call)
             kept.append(held)
             finishes.append(_copies(flat, [output_lists[rank][i] for rank in range(self._size)]))
-        return self._several(calls, opts, output_lists, (flats, kept), finishes)
+        return self._several(calls, opts, [tensor for outputs in output_lists for tensor in outputs], (flats, kept), finishes)
 
     def _scatter_call(self, output: torch.Tensor, tensor: torch.Tensor, reduction: Any) -> Any:
         source = _dense(tensor)
@@ -349,11 +360,11 @@ class ProcessGroup(Member, dist.ProcessGroup):
 
     def reduce_scatter_single(self, outputTensor: torch.Tensor, inputTensor: torch.Tensor, opts: Any = c10d.ReduceScatterOptions()) -> Any:
         call, kept, finish = self._scatter_call(outputTensor, inputTensor, _reduction(opts.reduceOp, "reduce_scatter"))
-        return self._run(call[0], call[1], opts, outputTensor, kept, finish)
+        return self._run(call[0], call[1], opts, [outputTensor], kept, finish)
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = c10d.ReduceScatterOptions()) -> Any:
         reduction = _reduction(opts.reduceOp, "reduce_scatter")
-        parts = [self._scatter_call(*pair, reduction) for pair in zip(outputs, inputs)]
+        parts = [self._scatter_call(output, tensor, reduction) for output, tensor in _pairs(outputs, inputs, "reduce_scatter_tensor_coalesced")]
         return self._several([call for call, _, _ in parts], opts, outputs, parts, [finish for _, _, finish in parts])
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = c10d.ReduceScatterOptions()) -> Any:
@@ -378,13 +389,13 @@ class ProcessGroup(Member, dist.ProcessGroup):
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = c10d.GatherOptions()) -> Any:
         source = _dense(_one(input_tensors, "gather"))
         if self.rank() != opts.rootRank:
-            return self._run(lib.tutti_gather, (source.data_ptr(), None, source.numel(), _number(source, "gather"), opts.rootRank), opts, output_tensors, source)
+            return self._run(lib.tutti_gather, (source.data_ptr(), None, source.numel(), _number(source, "gather"), opts.rootRank), opts, [], source)
         outputs = _one(output_tensors, "gather")
         if len(outputs) != self._size or any(tensor.numel() != source.numel() for tensor in outputs):
             raise ValueError(f"tutti: gather wants {self._size} tensors of {source.numel()} elements on its root")
         flat = source.new_empty(source.numel() * self._size)
         return self._run(lib.tutti_gather, (source.data_ptr(), flat.data_ptr(), source.numel(), _alike([source, *outputs], "gather"), opts.rootRank), opts,
-                         output_tensors, (source, flat), _copies(flat, outputs))
+                         outputs, (source, flat), _copies(flat, outputs))
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = c10d.ScatterOptions()) -> Any:
         output = _one(output_tensors, "scatter")
@@ -425,14 +436,14 @@ class ProcessGroup(Member, dist.ProcessGroup):
                 if rows % self._size:
                     raise ValueError(f"tutti: all_to_all: {rows} rows of the {what} cannot be cut into {self._size} parts")
                 sizes = [rows // self._size] * self._size
-            if len(sizes) != self._size or sum(sizes) != rows:
+            if len(sizes) != self._size or sum(sizes) != rows or min(sizes) < 0:
                 raise ValueError(f"tutti: all_to_all: the {what} has {rows} rows, and its splits are {list(sizes)}")
             width = tensor.numel() // rows if rows else 0
             return [size * width for size in sizes]
-        return self._exchange(source, splits(source, input_split_sizes, "input"), target, splits(target, output_split_sizes, "output"), opts, output, None, finish)
+        return self._exchange(source, splits(source, input_split_sizes, "input"), target, splits(target, output_split_sizes, "output"), opts, [output], None, finish)
 
     def barrier(self, opts: Any = c10d.BarrierOptions()) -> Any:
-        return self._run(lib.tutti_barrier, (), opts, None, None)
+        return self._run(lib.tutti_barrier, (), opts, [], None)
 
     # ---- from one to another ----
 

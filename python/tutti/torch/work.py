@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from .._library import lib
 from ..errors import error_of, of_rank
-from ..world import _drop, wait_for
+from ..world import _drop, let_go, wait_for
 
 
 def failure(status: int, rank: int = -1) -> Any:
@@ -51,9 +51,9 @@ def _outcome(handle: int, status: int) -> Any:
 class Work(dist.Work):
     """An operation that was started. `finish`, if given, runs once, after it has ended well: it copies results to where they belong."""
 
-    def __init__(self, group: Any, handle: int, result: Any, kept: Any, finish: Any = None, alone: bool = False) -> None:
+    def __init__(self, group: Any, place: Any, result: Any, finish: Any = None, alone: bool = False) -> None:
         super().__init__()
-        self._group, self._handle, self._result, self._kept, self._finish, self._alone = group, handle, result, kept, finish, alone
+        self._group, self._place, self._handle, self._result, self._finish, self._alone = group, place, place.value, result, finish, alone
         self._lock, self._process = threading.Lock(), os.getpid()
         self._over, self._error = False, None
         self._future: Any = None
@@ -61,9 +61,9 @@ class Work(dist.Work):
 
     def __del__(self) -> None:
         if self._finish is not None and self._process == os.getpid() and not sys.is_finalizing():
-            _later(self, functools.partial(_end_dropped, self._handle, self._kept, self._finish))  # results belong somewhere, also when nobody waits
+            _later(self, functools.partial(_end_dropped, self._place, self._finish))  # results belong somewhere, also when nobody waits
         else:
-            _drop(self._process, self._handle, self._kept)  # never waits
+            _drop(self._process, self._place)  # never waits
 
     def _settle(self, error: Any) -> None:
         """The operation has ended. The first who notices it does what is left to do."""
@@ -76,7 +76,7 @@ class Work(dist.Work):
                 except Exception as cause:
                     error = cause
             if error is None:
-                self._kept = None
+                let_go(self._place)
             self._error, self._over, self._finish = error, True, None
 
     def _wait(self, nanoseconds: int, function: Any) -> None:
@@ -155,17 +155,17 @@ def _complete(work: Any, raw: Any) -> None:
     raw.set_result(None)  # which calls what was given to then(), whose errors are its future's
 
 
-def _end_dropped(handle: int, kept: Any, finish: Any) -> None:
+def _end_dropped(place: Any, finish: Any) -> None:
     over = False
     while not over:
-        over, error = _outcome(handle, lib.tutti_work_wait(handle, 0))
+        over, error = _outcome(place.value, lib.tutti_work_wait(place, 0))
         if not over:
             time.sleep(0.01)
     try:
         if error is None:
             finish()
     finally:
-        _drop(os.getpid(), handle, kept)
+        _drop(os.getpid(), place)
 
 
 def completer(works: Any) -> None:

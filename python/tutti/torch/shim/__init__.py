@@ -139,8 +139,8 @@ def _load(wanted: str) -> Any:
     except ImportError as error:
         raise _Without(f"{path} cannot be loaded: {error}") from None
     made: Any = module
-    made.set_up(failure, _interrupt.raises, threading.main_thread().native_id, cuda.here)
-    _interrupt.also.append(made.interrupt)
+    made.set_up(failure, _interrupt.raises, _interrupt.hear, threading.main_thread().native_id, cuda.here)
+    _interrupt.also.append(made)
     return made
 
 
@@ -165,4 +165,5 @@ def load(speaks: bool = True) -> Optional[Any]:
 def backend(module: Any, options: Any) -> Any:
     """A c10d::Backend for this rank of a group."""
     member = Member(options)
+    module.listen(_interrupt._read)
     return module.Backend(member, member.rank(), member.size(), member._world._handle, member._handle, options.timeout.total_seconds())

@@ -189,8 +189,9 @@ class Backend : public c10d::Backend {
 
     WorkPointer allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
                                                 const c10d::AllgatherOptions &options) override {
+        same_number(outputs, inputs, "all_gather_into_tensor_coalesced");
         Several several;
-        for (size_t i = 0; i < std::min(outputs.size(), inputs.size()); i++)
+        for (size_t i = 0; i < inputs.size(); i++)
             add_gather(several, outputs[i], inputs[i]);
         return run_several(several, "tutti:all_gather_into_tensor_coalesced", options.timeout, !options.asyncOp,
                            outputs);
@@ -207,11 +208,15 @@ class Backend : public c10d::Backend {
         }
         Several several;
         for (size_t i = 0; i < inputs.size(); i++) {
+            Tensors parts;
+            for (const Tensors &list : lists) {
+                TORCH_CHECK_VALUE(list[i].numel() == inputs[i].numel(), "tutti: all_gather_coalesced: input ", i,
+                                  " has ", inputs[i].numel(), " elements, and one of its outputs ", list[i].numel());
+                parts.push_back(list[i]);
+            }
+            (void)alike(inputs[i], parts, "all_gather_coalesced");
             Tensor all = at::empty({ inputs[i].numel() * size_ }, inputs[i].options());
             add_gather(several, all, inputs[i]);
-            Tensors parts;
-            for (const Tensors &list : lists)
-                parts.push_back(list[i]);
             several.finishes.push_back(copies(all, parts));
         }
         return run_several(several, "tutti:all_gather_coalesced", options.timeout, !options.asyncOp, result);
@@ -232,9 +237,10 @@ class Backend : public c10d::Backend {
 
     WorkPointer reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
                                                 const c10d::ReduceScatterOptions &options) override {
+        same_number(outputs, inputs, "reduce_scatter_tensor_coalesced");
         tutti_reduction how = reduction(options.reduceOp, "reduce_scatter");
         Several several;
-        for (size_t i = 0; i < std::min(outputs.size(), inputs.size()); i++)
+        for (size_t i = 0; i < inputs.size(); i++)
             add_scatter(several, outputs[i], inputs[i], how);
         return run_several(several, "tutti:reduce_scatter_tensor_coalesced", options.timeout, !options.asyncOp,
                            outputs);
@@ -405,6 +411,11 @@ class Backend : public c10d::Backend {
         }
     };
 
+    static void same_number(const Tensors &outputs, const Tensors &inputs, const char *who) {
+        TORCH_CHECK_VALUE(outputs.size() == inputs.size(), "tutti: ", who,
+                          " wants as many outputs as inputs, and was given ", outputs.size(), " and ", inputs.size());
+    }
+
     size_t ranks() const {
         return static_cast<size_t>(size_);
     }
@@ -444,8 +455,7 @@ class Backend : public c10d::Backend {
         left.sweep();
         auto work = c10::make_intrusive<Work>(place_, std::move(operation));
         call.work = work->handle();
-        if (work->retrieveOpType() == c10d::OpType::RECV || work->retrieveOpType() == c10d::OpType::RECVANYSOURCE)
-            call.received = work->received();
+        call.received = work->received();
         check(tutti_shim::call(place_->world, [&] { return function(group, &call); }));
         return work;
     }
@@ -577,10 +587,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
                                                 std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3)));
         }))
         .def_property_readonly("member", &Backend::member, "Who opened it: tutti.torch.member.Member.");
-    module.def("interrupt", &tutti_shim::interrupt,
-               "Ends the wait of the main thread in this module, if there is one.");
-    module.def("set_up", [](const py::object &failure, const py::object &raises, long main_thread, bool devices) {
-        tutti_shim::package = { failure.inc_ref().ptr(), raises.inc_ref().ptr(), main_thread };
+    module.def("inside", &tutti_shim::inside,
+               "The number of the call of this module that the main thread is in, or 0.");
+    module.def("interrupt", &tutti_shim::interrupt, "Ends that call, if the main thread is still in it.");
+    module.def("set_up", [](const py::object &failure, const py::object &raises, const py::object &hear,
+                            long main_thread, bool devices) {
+        tutti_shim::package = { failure.inc_ref().ptr(), raises.inc_ref().ptr(), hear.inc_ref().ptr(), main_thread };
         tutti_shim::devices_too = devices;
     });
+    module.def(
+        "listen", [](int descriptor) { tutti_shim::package.signals = descriptor; },
+        "The descriptor at which signals are heard.");
 }

@@ -8,6 +8,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <mutex>
@@ -24,7 +25,9 @@ namespace py = pybind11;
 struct Package {
     PyObject *failure = nullptr; // the exception for a status that this thread's last call has returned
     PyObject *raises = nullptr;  // whether Ctrl-C raises KeyboardInterrupt
+    PyObject *hear = nullptr;    // takes note of signals that came before a call
     long main_thread = 0;
+    int signals = -1; // the descriptor that has something to read when signals have come
 };
 inline Package package;
 
@@ -93,17 +96,35 @@ inline bool interrupt_raises() {
 struct Interrupts {
     std::mutex lock;
     tutti_world *inside = nullptr; // the world in which the main thread waits
+    uint64_t number = 0, last = 0; // which call that is, and how many there were
     bool interrupted = false;
 };
 inline Interrupts interrupts;
 
-// By the thread that hears signals.
-inline void interrupt() {
+// By the thread that hears signals: the call that the main thread is in, before it looks for signals, and then the end
+// of that call, if it is still the same.
+inline uint64_t inside() {
     std::lock_guard<std::mutex> guard(interrupts.lock);
-    if (interrupts.inside != nullptr) {
+    return interrupts.number;
+}
+inline void interrupt(uint64_t number) {
+    std::lock_guard<std::mutex> guard(interrupts.lock);
+    if (interrupts.inside != nullptr && interrupts.number == number) {
         tutti_world_interrupt(interrupts.inside);
         interrupts.interrupted = true;
     }
+}
+
+// Signals that came before a call are Python's to handle, and do not end it.
+inline void hear_earlier_signals() {
+    pollfd entry = { package.signals, POLLIN, 0 };
+    if (package.signals < 0 || poll(&entry, 1, 0) <= 0)
+        return;
+    py::gil_scoped_acquire lock;
+    PyObject *nothing = PyObject_CallNoArgs(package.hear);
+    if (nothing == nullptr)
+        std::rethrow_exception(python_failure());
+    Py_DECREF(nothing);
 }
 
 class Inside {
@@ -111,15 +132,19 @@ class Inside {
     explicit Inside(tutti_world *world) : world_(on_main_thread() ? world : nullptr) {
         if (world_ == nullptr)
             return;
+        hear_earlier_signals();
         std::lock_guard<std::mutex> guard(interrupts.lock);
         outer_ = interrupts.inside;
+        outer_number_ = interrupts.number;
         interrupts.inside = world_;
+        interrupts.number = ++interrupts.last;
     }
     ~Inside() {
         if (world_ == nullptr)
             return;
         std::lock_guard<std::mutex> guard(interrupts.lock);
         interrupts.inside = outer_;
+        interrupts.number = outer_number_;
         if (interrupts.interrupted) {
             interrupts.interrupted = false;
             tutti_world_resume(world_);
@@ -130,6 +155,7 @@ class Inside {
 
   private:
     tutti_world *world_, *outer_ = nullptr;
+    uint64_t outer_number_ = 0;
 };
 
 class Unlocked { // PyTorch has let go of the lock already, on most ways to here

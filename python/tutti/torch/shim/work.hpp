@@ -153,7 +153,11 @@ class Work : public c10d::Work {
         : c10d::Work(place->rank, operation.type, operation.title, operation.kept), place_(std::move(place)),
           result_(std::move(operation.result)), kept_(std::move(operation.kept)), finish_(std::move(operation.finish)),
           message_(operation.message), device_(kept_.empty() ? c10::Device(c10::kCPU) : kept_[0].device()) {
-        received_.size = sizeof received_;
+        if (opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE) {
+            received_ = at::zeros({ static_cast<int64_t>(sizeof(tutti_received)) }, at::kByte);
+            received()->size = sizeof(tutti_received);
+            kept_.push_back(received_);
+        }
     }
 
     ~Work() override {
@@ -171,8 +175,9 @@ class Work : public c10d::Work {
     tutti_work **handle() {
         return &handle_;
     }
-    tutti_received *received() {
-        return &received_;
+    // Where the library writes who has sent; nullptr where nothing is received.
+    tutti_received *received() const {
+        return received_.defined() ? static_cast<tutti_received *>(received_.data_ptr()) : nullptr;
     }
     const Tensors &kept() const {
         return kept_;
@@ -193,7 +198,7 @@ class Work : public c10d::Work {
         return c10d::Work::exception();
     }
     int sourceRank() const override {
-        return opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE ? received_.source : -1;
+        return received_.defined() ? received()->source : -1;
     }
     uint64_t getSequencenumber() const override {
         return tutti_work_sequence(handle_);
@@ -280,7 +285,7 @@ class Work : public c10d::Work {
         if (!device_.is_cpu()) {
             const c10::Stream stream = c10::impl::VirtualGuardImpl(device_.type()).getStream(device_);
             for (const Tensor &tensor : kept_) {
-                if (tensor.defined())
+                if (tensor.defined() && !tensor.is_cpu())
                     tensor.record_stream(stream);
             }
         }
@@ -360,8 +365,8 @@ class Work : public c10d::Work {
 
     std::shared_ptr<Place> place_;
     tutti_work *handle_ = nullptr;
-    tutti_received received_{};
     Tensors result_, kept_;
+    Tensor received_; // among the buffers, too: the library writes it when the message comes, and the work may be gone
     Finish finish_;
     bool message_;
     c10::Device device_;
