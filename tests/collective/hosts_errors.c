@@ -9,6 +9,7 @@
 #include <tutti/store.h>
 #include <tutti/trace.h>
 
+#include "memory/network.h"
 #include "on_hosts.h"
 
 #define LONGEST 100001
@@ -373,6 +374,49 @@ TEST(a_rank_that_left_unseen_is_told_by_why_it_left_or_by_its_rank_of_the_group)
         on_hosts(one_on_three, 3, one_leaves);
     }
     unlink(lock_path);
+}
+
+/* ---- records ---- */
+
+static int damage;
+
+/* What the store says of how rank 1 can be reached is not what rank 1 has left there. */
+static void damage_record(tutti_store *store) {
+    void *value;
+    size_t bytes;
+    uint32_t version;
+    CHECK_OK(tutti_store_get(store, damage == 3 ? "network/0" : "network/1", 60 * TU_SECOND, &value, &bytes));
+    unsigned char *record = value;
+    memcpy(&version, record + sizeof version, sizeof version);
+    version++;
+    if (damage == 0) /* of another version */
+        memcpy(record + sizeof version, &version, sizeof version);
+    else if (damage == 1)
+        record[bytes - 1] ^= 1;
+    else if (damage == 2)
+        bytes--;
+    CHECK_OK(tutti_store_set(store, "network/1", damage == 4 ? "" : value, damage == 4 ? 0 : bytes));
+    free(value);
+}
+
+static void record_is_damaged(tutti_world *world) {
+    make_buffers();
+    tutti_group *group = tutti_world_group(world);
+    tu_network_group *side;
+    CHECK_OK(tu_network_group_get(group, &side)); /* which leaves the record */
+    if (tutti_group_rank(group) == 0)
+        damage_record(world->store);
+    CHECK_STATUS(reduce_100(group), TUTTI_ERROR_PROTOCOL);
+    tutti_error_info info = told(group, "all_reduce", 1);
+    CHECK(info.at_fault_count == 1 && info.at_fault[0] == 1);
+    check_says("rank 0 of group 0 cannot reach rank 1 on ");
+    check_says(damage == 0 ? "install one version everywhere" : "that do not say how to reach it");
+    free_buffers();
+}
+
+TEST(a_record_that_is_not_whole_is_refused_before_ucx_sees_it) {
+    for (damage = 0; damage < 5; damage++)
+        on_hosts(one_each, 2, record_is_damaged);
 }
 
 /* ---- aborts ---- */
