@@ -385,6 +385,7 @@ static void damage_record(tutti_store *store) {
     void *value;
     size_t bytes;
     uint32_t version;
+    CHECK_OK(tutti_store_wait(store, (const char *[]){ "network/1" }, 1, 60 * TU_SECOND));
     CHECK_OK(tutti_store_get(store, damage == 3 ? "network/0" : "network/1", 60 * TU_SECOND, &value, &bytes));
     unsigned char *record = value;
     memcpy(&version, record + sizeof version, sizeof version);
