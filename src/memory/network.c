@@ -791,16 +791,33 @@ tutti_status tu_network_try_connect(tu_network *network, int rank) {
     return status;
 }
 
-tutti_status tu_network_try_reach(tu_network_group *side, int member) {
-    return tu_network_try_connect(side->network, side->group->ranks[member]);
+/* UCX and the store know ranks of the world; whoever calls knows those of the group. */
+static tutti_status in_words_of_group(const tu_network_group *side, int member, tutti_status status) {
+    const tutti_group *group = side->group;
+    char why[512];
+    if (status != TUTTI_ERROR_NETWORK && status != TUTTI_ERROR_PROTOCOL)
+        return status;
+    tu_error_shorten(why, sizeof why, tutti_error_message());
+    (void)tu_error(status, "rank %d of group %s cannot reach rank %d on %s: %s", group->rank, group->name, member,
+                   tu_job_host(group->world->job, group->ranks[member]), why);
+    tu_error_at_fault(member);
+    return status;
 }
 
-tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait, int member) {
-    tu_network *network = side->network;
-    int rank = side->group->ranks[member];
+tutti_status tu_network_try_reach(tu_network_group *side, int member) {
+    return in_words_of_group(side, member, tu_network_try_connect(side->network, side->group->ranks[member]));
+}
+
+static tutti_status in_words_of_call(const tu_network_group *side, const tu_group_wait *wait, int member,
+                                     tutti_status status) {
+    if (in_words_of_group(side, member, status) == TUTTI_ERROR_NETWORK || status == TUTTI_ERROR_PROTOCOL)
+        (void)tu_error_where(side->group->name, tu_operation_name((tu_operation)wait->info->operation),
+                             wait->info->sequence, side->group->rank);
+    return status;
+}
+
+static tutti_status reach_once(tu_network *network, const tu_group_wait *wait, int rank) {
     tu_network_peer *peer = &network->peers[rank];
-    if (atomic_load_explicit(&peer->connected, memory_order_relaxed)) /* whoever sends takes the lock */
-        return TUTTI_OK;
     if (!tu_mutex_lock_until(&network->looking, wait->wait.deadline))
         return TUTTI_ERROR_TIMEOUT;
     tutti_status status = peer->known ? TUTTI_OK : look_up(network, wait, rank);
@@ -811,26 +828,45 @@ tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait,
     return status == TUTTI_ERROR_NETWORK && tu_group_ask_store(side->group) ? TUTTI_ERROR_STATE : status;
 }
 
-tutti_status tu_network_expect(tu_network_group *side, const tu_group_wait *wait, int member) {
+static bool has_gone(tu_network *network, int rank) {
+    pthread_mutex_lock(&network->lock);
+    bool gone = network->peers[rank].gone;
+    pthread_mutex_unlock(&network->lock);
+    return gone;
+}
+
+/* A rank that listens no more has died, as its launcher may be about to tell; or it has left after the group ended, as
+ * the store knows then; or it has closed its world. `receives`: then nobody needs to be reached. */
+static tutti_status reach(tu_network_group *side, const tu_group_wait *wait, int member, bool receives) {
     tu_network *network = side->network;
     int rank = side->group->ranks[member];
-    if (atomic_load_explicit(&network->peers[rank].connected, memory_order_relaxed)) /* see tu_network_reach */
+    tutti_error_copy before, refusal;
+    if (atomic_load_explicit(&network->peers[rank].connected, memory_order_relaxed)) /* whoever sends takes the lock */
         return TUTTI_OK;
-    tutti_error_copy before;
     tu_error_save(&before);
     for (;;) {
-        pthread_mutex_lock(&network->lock);
-        bool gone = network->peers[rank].gone;
-        pthread_mutex_unlock(&network->lock);
-        tutti_status status = gone ? TUTTI_OK : tu_network_reach(side, wait, member);
-        if (status != TUTTI_ERROR_NETWORK || !may_have_left(network, rank))
-            return status;
-        tu_error_restore(&before);
-        status = wait->wait.check(wait->wait.argument);
-        if (status != TUTTI_OK)
-            return status;
+        bool gone = has_gone(network, rank);
+        tutti_status status = gone && receives ? TUTTI_OK : reach_once(network, wait, rank);
+        if (status != TUTTI_ERROR_NETWORK)
+            return in_words_of_call(side, wait, member, status);
+        tu_error_save(&refusal);
+        bool may_come = may_have_left(network, rank) && (receives || !gone) && tu_clock_now() < wait->wait.deadline;
+        tutti_status seen = tu_network_look(side, wait, wait->wait.check(wait->wait.argument));
+        if (seen != TUTTI_OK || tu_group_ask_store(side->group))
+            return seen != TUTTI_OK ? seen : TUTTI_ERROR_STATE;
+        (void)tu_error_restore(may_come ? &before : &refusal);
+        if (!may_come)
+            return in_words_of_call(side, wait, member, status);
         nanosleep(&(struct timespec){ .tv_nsec = GOODBYE_SLEEP }, NULL);
     }
+}
+
+tutti_status tu_network_reach(tu_network_group *side, const tu_group_wait *wait, int member) {
+    return reach(side, wait, member, false);
+}
+
+tutti_status tu_network_expect(tu_network_group *side, const tu_group_wait *wait, int member) {
+    return reach(side, wait, member, true);
 }
 
 int tu_network_connections(tu_network *network) {

@@ -270,17 +270,17 @@ static void begin(tu_network_transfer *transfer, const char *why, bool finished)
 }
 
 /* With the lock held: whether the transfer can begin. One that lies outside of the block, or whose block is no more,
- * moves nothing. */
+ * moves nothing; of a member that closed its world a wait tells. */
 static bool prepare(tu_network_share *share, int member, uint64_t offset, size_t bytes, tu_network_transfer *transfer) {
     remote *theirs = &share->remotes[member];
     const tu_network_peer *peer = &share->network->peers[theirs->rank];
     bool inside = offset <= share->bytes && bytes <= share->bytes - offset;
-    bool there = theirs->key != NULL && !theirs->revoked && !peer->gone;
+    bool there = theirs->key != NULL && !theirs->revoked;
     *transfer = (tu_network_transfer){ .motion = { .over = transfer_over }, .share = share, .member = member };
     theirs->under_way++;
-    if (inside && there && !peer->lost)
+    if (inside && there && !peer->lost && !peer->gone)
         return true;
-    atomic_store_explicit(&transfer->refused, !inside || !there, memory_order_relaxed);
+    atomic_store_explicit(&transfer->refused, !inside || (!there && !peer->gone), memory_order_relaxed);
     transfer_over(share->network, &transfer->motion, false);
     return false;
 }

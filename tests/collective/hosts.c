@@ -324,13 +324,16 @@ TEST(works_and_batches_run_between_hosts) {
 
 /* ---- failures ---- */
 
+/* After some calls: UCX 1.13 may end a process itself when a peer dies while the two connect (docs/hosts.md). */
 static void one_dies(tutti_world *world) {
     tutti_group *group = tutti_world_group(world);
     int value = 1, sum;
-    tutti_status status = tutti_all_reduce(group, &value, &sum, 1, TUTTI_I32, TUTTI_SUM, NULL);
+    tutti_status status = TUTTI_OK;
+    for (int i = 0; i < 10 && status == TUTTI_OK; i++)
+        status = tutti_all_reduce(group, &value, &sum, 1, TUTTI_I32, TUTTI_SUM, NULL);
     if (tutti_world_rank(world) == 1) {
         CHECK_STATUS(status, TUTTI_OK);
-        kill(getpid(), SIGKILL); /* the others may still be in that call */
+        kill(getpid(), SIGKILL); /* the others may still be in its last call */
     }
     while (status == TUTTI_OK)
         status = tutti_all_reduce(group, &value, &sum, 1, TUTTI_I32, TUTTI_SUM, NULL);

@@ -3,10 +3,13 @@
  * What errors, records and counters say of collectives across hosts with several ranks each: the call that the program
  * made, on the group that it knows, whichever part of it failed.
  */
+#include <fcntl.h>
 #include <tutti/collective.h>
 #include <tutti/fault.h>
+#include <tutti/store.h>
 #include <tutti/trace.h>
 
+#include "memory/network.h"
 #include "on_hosts.h"
 
 #define LONGEST 100001
@@ -163,7 +166,7 @@ static void operations_differ(tutti_world *world) {
     tutti_group *group = backwards(world);
     int rank = tutti_group_rank(group);
     meet_well(world, group);
-    uint64_t next = tutti_group_sequence(group) + 1; /* a rank that comes when the group has ended takes no number */
+    uint64_t next = tutti_group_sequence(group) + 1; /* who comes when the group has ended makes no call */
     CHECK_STATUS(odd[rank] ? meet(group) : reduce_100(group), TUTTI_ERROR_MISMATCH);
     check_says("barrier");
     check_says("all_reduce");
@@ -315,6 +318,106 @@ TEST(a_deadline_is_told_by_the_call_and_what_the_late_rank_does_instead) {
     on_hosts(two_and_two, 4, one_stays_away);
     set_up = false;
     on_hosts(two_and_two, 4, one_stays_away);
+}
+
+/* ---- ranks that have left ---- */
+
+static char lock_path[64];
+static bool aborts;
+
+/* Locks of a process end with it. */
+static void lock_file(void) {
+    int file = open(lock_path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    struct flock all = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    CHECK(file >= 0 && fcntl(file, F_SETLKW, &all) == 0);
+}
+
+/* World rank 1 is known to the others, but leaves before rank 0 has ever been connected to it. */
+static void one_leaves(tutti_world *world) {
+    static const int two[] = { 1, 2 }, all[] = { 1, 0, 2 };
+    int rank = tutti_world_rank(world);
+    tutti_group *pair, *group;
+    tutti_store *store = tutti_world_store(world);
+    make_buffers();
+    CHECK_OK(
+        tutti_group_new(world, all, 3, TUTTI_OPTIONS(tutti_group_options, .name = "all", .keep_order = true), &group));
+    CHECK_OK(tutti_group_new(world, two, 2, NULL, &pair));
+    if (rank == 1)
+        lock_file();
+    if (rank > 0)
+        CHECK_OK(tutti_barrier(pair, NULL));
+    if (rank == 1 && aborts)
+        CHECK_OK(tutti_group_abort(group, "enough"));
+    if (rank == 2)
+        CHECK_OK(tutti_store_set(store, "locked", "", 1));
+    if (rank == 0) {
+        CHECK_OK(tutti_store_wait(store, (const char *[]){ "locked" }, 1, 60 * TU_SECOND));
+        lock_file();
+        CHECK_STATUS(reduce_100(group), aborts ? TUTTI_ERROR_ABORTED : TUTTI_ERROR_NETWORK);
+        tutti_error_info info = told(group, aborts ? "group_abort" : "all_reduce", aborts ? 0 : 1);
+        CHECK(info.at_fault_count == 1 && info.at_fault[0] == 0);
+        check_says(aborts ? "aborted group all: enough" : "rank 1 of group all cannot reach rank 0 on ");
+    }
+    if (rank == 0)
+        CHECK_OK(tutti_store_set(store, "done", "", 1));
+    if (rank == 2)
+        CHECK_OK(tutti_store_wait(store, (const char *[]){ "done" }, 1, 60 * TU_SECOND));
+    tutti_group_release(pair);
+    tutti_group_release(group);
+    free_buffers();
+}
+
+TEST(a_rank_that_left_unseen_is_told_by_why_it_left_or_by_its_rank_of_the_group) {
+    snprintf(lock_path, sizeof lock_path, "/tmp/tutti-test-hosts-errors-%d", (int)getpid());
+    for (int i = 0; i < 2; i++) {
+        aborts = i == 0;
+        on_hosts(one_on_three, 3, one_leaves);
+    }
+    unlink(lock_path);
+}
+
+/* ---- records ---- */
+
+static int damage;
+
+/* What the store says of how rank 1 can be reached is not what rank 1 has left there. */
+static void damage_record(tutti_store *store) {
+    void *value;
+    size_t bytes;
+    uint32_t version;
+    CHECK_OK(tutti_store_wait(store, (const char *[]){ "network/1" }, 1, 60 * TU_SECOND));
+    CHECK_OK(tutti_store_get(store, damage == 3 ? "network/0" : "network/1", 60 * TU_SECOND, &value, &bytes));
+    unsigned char *record = value;
+    memcpy(&version, record + sizeof version, sizeof version);
+    version++;
+    if (damage == 0) /* of another version */
+        memcpy(record + sizeof version, &version, sizeof version);
+    else if (damage == 1)
+        record[bytes - 1] ^= 1;
+    else if (damage == 2)
+        bytes--;
+    CHECK_OK(tutti_store_set(store, "network/1", damage == 4 ? "" : value, damage == 4 ? 0 : bytes));
+    free(value);
+}
+
+static void record_is_damaged(tutti_world *world) {
+    make_buffers();
+    tutti_group *group = tutti_world_group(world);
+    tu_network_group *side;
+    CHECK_OK(tu_network_group_get(group, &side)); /* which leaves the record */
+    if (tutti_group_rank(group) == 0)
+        damage_record(world->store);
+    CHECK_STATUS(reduce_100(group), TUTTI_ERROR_PROTOCOL);
+    tutti_error_info info = told(group, "all_reduce", 1);
+    CHECK(info.at_fault_count == 1 && info.at_fault[0] == 1);
+    check_says("rank 0 of group 0 cannot reach rank 1 on ");
+    check_says(damage == 0 ? "install one version everywhere" : "that do not say how to reach it");
+    free_buffers();
+}
+
+TEST(a_record_that_is_not_whole_is_refused_before_ucx_sees_it) {
+    for (damage = 0; damage < 5; damage++)
+        on_hosts(one_each, 2, record_is_damaged);
 }
 
 /* ---- aborts ---- */

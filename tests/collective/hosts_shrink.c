@@ -24,8 +24,9 @@ static bool dies(const tutti_world *world) {
     return tutti_world_rank(world) == victim || tutti_world_rank(world) == second;
 }
 
-/* The victims die here, once all are done with what they did before. */
-static void lose_victims(tutti_world *world) {
+/* Says that this rank is done with what it did before; whoever `waits` goes on once the first `count` ranks are. A
+ * group that ends ends for those that are still in an earlier call of it, too. */
+static void come(tutti_world *world, int count, bool waits) {
     char keys[MOST_RANKS][16];
     const char *all[MOST_RANKS];
     for (int rank = 0; rank < tutti_world_size(world); rank++) {
@@ -33,10 +34,15 @@ static void lose_victims(tutti_world *world) {
         all[rank] = keys[rank];
     }
     CHECK_OK(tutti_store_set(tutti_world_store(world), keys[tutti_world_rank(world)], "", 0));
-    if (!dies(world))
-        return;
-    (void)!tutti_store_wait(tutti_world_store(world), all, (size_t)tutti_world_size(world), 0);
-    kill(getpid(), SIGKILL);
+    if (waits)
+        (void)!tutti_store_wait(tutti_world_store(world), all, (size_t)count, 0);
+}
+
+/* The victims die here, once all are done with what they did before. */
+static void lose_victims(tutti_world *world) {
+    come(world, tutti_world_size(world), dies(world));
+    if (dies(world))
+        kill(getpid(), SIGKILL);
 }
 
 /* Until somebody's death has ended the group. */
@@ -148,9 +154,9 @@ static void one_does_not_come(tutti_world *world) {
         CHECK_OK(tutti_store_wait(store, (const char *const[]){ "done 0", "done 1", "done 2" }, 3, 0));
         return;
     }
-    CHECK_STATUS(
-        tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = 500 * TU_MILLISECOND), &rest),
-        TUTTI_ERROR_TIMEOUT);
+    come(world, last, true);
+    CHECK_STATUS(tutti_group_shrink(group, TUTTI_OPTIONS(tutti_shrink_options, .timeout_ns = 2 * TU_SECOND), &rest),
+                 TUTTI_ERROR_TIMEOUT);
     CHECK(strstr(tutti_error_message(), "Missing: rank 3") != NULL);
     CHECK_OK(tutti_group_shrink(
         group, TUTTI_OPTIONS(tutti_shrink_options, .exclude = (const int[]){ last }, .exclude_count = 1), &rest));
@@ -201,8 +207,10 @@ static void some_vote_others_reduce(tutti_world *world) {
     tutti_group *group = tutti_world_group(world), *rest;
     bool all;
     int64_t mine = 1, sum;
-    if (used_before)
+    if (used_before) {
         CHECK_EQ(sum_in(group, 1), tutti_world_size(world));
+        come(world, tutti_world_size(world), true);
+    }
     tutti_status status = (collective >> tutti_world_rank(world) & 1) != 0
                               ? tutti_all_reduce(group, &mine, &sum, 1, TUTTI_I64, TUTTI_SUM, NULL)
                           : shrinks ? tutti_group_shrink(group, NULL, &rest)

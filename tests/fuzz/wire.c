@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What may come from other hosts as messages: any header, any data, in any order, while this rank posts, sends, writes,
- * asks and has windows open. The network is the real one; a part that only looks at what it is given takes UCX's place.
+ * asks, has windows open, and shares a block by key with others that do so too. The network is the real one; a part
+ * that only looks at what it is given takes UCX's place.
  * rooms: base kernel store job hosts world memory backend/shm
  *
  * A message is seven bytes, what it says, and its data: bits of the first byte choose a header of raw bytes, and
@@ -48,9 +49,73 @@ static void part_give_back(void *state, void *parcel) {
     free(parcel);
 }
 
-static const tu_network_part part = {
-    .size = sizeof part, .send = part_send, .progress = part_progress, .give_back = part_give_back
-};
+/* ---- and moves bytes of nobody ---- */
+
+#define THEIRS UINT64_C(4096) /* where the block of rank 1 lies there, of SHARED bytes */
+#define SHARED 200
+#define THEIR_NUMBER 3
+
+static void part_disconnect(void *state, int peer) {
+    (void)state;
+    FUZZ_CHECK(peer > 0 && peer < RANKS);
+}
+
+static bool part_direct(void *state, int peer) {
+    (void)state, (void)peer;
+    return true;
+}
+
+static tutti_status part_share(void *state, void *data, size_t bytes, void **region, void *key, size_t *key_bytes) {
+    (void)state, (void)bytes;
+    *region = data;
+    memset(key, 1, *key_bytes = 8);
+    return TUTTI_OK;
+}
+
+static void part_let_go(void *state, void *what) {
+    (void)state;
+    FUZZ_CHECK(what != NULL);
+}
+
+static const char *part_take_key(void *state, int peer, const void *key, void **taken) {
+    (void)key;
+    *taken = state;
+    FUZZ_CHECK(peer == 1);
+    return NULL;
+}
+
+static const char *part_write(void *state, int peer, void *key, uint64_t address, const void *from, size_t bytes,
+                              void *token, bool *finished) {
+    (void)from, (void)token;
+    FUZZ_CHECK(key == state && peer == 1 && address >= THEIRS && bytes <= SHARED && address - THEIRS <= SHARED - bytes);
+    *finished = true;
+    return NULL;
+}
+
+static const char *part_read(void *state, int peer, void *key, uint64_t address, void *to, size_t bytes, void *token,
+                             bool *finished) {
+    return part_write(state, peer, key, address, to, bytes, token, finished);
+}
+
+static const char *part_flush(void *state, int peer, void *token, bool *finished) {
+    (void)state, (void)token;
+    *finished = true;
+    return peer == 1 ? NULL : "it was never written to";
+}
+
+static const tu_network_part part = { .size = sizeof part,
+                                      .send = part_send,
+                                      .progress = part_progress,
+                                      .give_back = part_give_back,
+                                      .disconnect = part_disconnect,
+                                      .direct = part_direct,
+                                      .share = part_share,
+                                      .unshare = part_let_go,
+                                      .take_key = part_take_key,
+                                      .drop_key = part_let_go,
+                                      .write = part_write,
+                                      .read = part_read,
+                                      .flush = part_flush };
 
 /* ---- a rank ---- */
 
@@ -70,6 +135,7 @@ typedef struct target {
     tu_network_window window;
     tu_network_fetch get;
     bool asked;
+    tu_network_share *share;
 } target;
 
 static void told(void *argument, int member, uint32_t what, uint32_t channel, uint32_t value) {
@@ -79,6 +145,16 @@ static void told(void *argument, int member, uint32_t what, uint32_t channel, ui
 
 static void silent(tutti_log_level level, const char *subsystem, const char *line, void *user) {
     (void)level, (void)subsystem, (void)line, (void)user;
+}
+
+/* The keys of the others were never met: one that is taken back before is remembered. */
+static void share_block(target *of) {
+    tu_network_key key;
+    FUZZ_CHECK(tu_network_share_make(of->side, of->buffers[RECEIPTS], SHARED, &key, &of->share) == TUTTI_OK);
+    key.address = THEIRS;
+    key.number = THEIR_NUMBER;
+    tu_network_key_seal(&key);
+    FUZZ_CHECK(tu_network_share_meet(of->share, 1, &key) == TUTTI_OK);
 }
 
 static void open_target(target *of) {
@@ -123,6 +199,8 @@ static void open_target(target *of) {
         .number = 3, .data = of->buffers[RECEIPTS], .bytes = 200, .words_offset = 208, .words_bytes = 80, .told = told
     };
     tu_network_window_open(of->side, &of->window);
+    of->network.state = of;
+    share_block(of);
     tu_network_enter_saying(of->side, 1, &(tu_network_said){ .signature = 9 });
     tu_network_leave(of->side);
 }
@@ -139,6 +217,8 @@ static void close_target(target *of) {
     if (of->asked)
         tu_network_forget(of->side, &of->get);
     tu_network_window_close(&of->window);
+    tu_network_share_drop(of->share);
+    tu_network_revocations_free(&of->network);
     tu_network_letters_free(of->side);
     free_list(&of->network, of->side->kept);
     free_list(&of->network, of->network.orphans);
@@ -165,6 +245,17 @@ static void close_target(target *of) {
 static void fill(void *argument, void *to, uint64_t offset, size_t bytes) {
     (void)argument, (void)offset;
     memset(to, 1, bytes);
+}
+
+static void move_by_key(target *of, unsigned offset, size_t length) {
+    tu_network_transfer transfer;
+    uint64_t mark = 0;
+    if (offset & 1)
+        tu_network_get_by_key(of->share, 1, offset, of->buffers[RECEIPTS + 1], length, &transfer);
+    else
+        tu_network_put_by_key(of->share, 1, offset, of->buffers[RECEIPTS + 1], length, &transfer);
+    FUZZ_CHECK(atomic_load(&transfer.over));
+    (void)tu_network_written(of->share, 1, &mark);
 }
 
 static void act(target *of, unsigned what, unsigned detail) {
@@ -204,6 +295,8 @@ static void act(target *of, unsigned what, unsigned detail) {
             of->asked = tu_network_ask_for(of->side, &of->get, member, 3, detail, of->buffers[RECEIPTS + 1], length);
         return;
     default:
+        if (detail & 1)
+            move_by_key(of, detail >> 1, length);
         tu_network_poll(of->side);
         return;
     }

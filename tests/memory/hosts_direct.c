@@ -563,6 +563,32 @@ TEST(a_block_that_is_released_while_others_put_into_it_is_written_no_more) {
         with_keys(one_each, 2, released_meanwhile);
 }
 
+/* Rank 1 has closed its world: puts and gets say so, as by messages, and not that it released a block. */
+static void closed_before(tutti_world *world) {
+    block mine = meet(world, 4096);
+    unsigned char page[64] = { 0 };
+    CHECK_OK(tutti_peers_barrier(mine.peers, 0, NULL));
+    if (mine.rank == 0) {
+        tu_network *network = network_of(&mine);
+        tu_network_group *side;
+        CHECK_OK(tu_network_group_get(mine.group, &side));
+        for (bool gone = false; !gone;) {
+            tu_network_poll(side);
+            pthread_mutex_lock(&network->lock);
+            gone = network->peers[1].gone;
+            pthread_mutex_unlock(&network->lock);
+        }
+        CHECK_STATUS(tutti_peers_get(mine.peers, 1, 0, page, sizeof page, NULL), TUTTI_ERROR_GONE);
+        CHECK(strstr(tutti_error_message(), "rank 1 of group 0 on ") != NULL);
+        CHECK_STATUS(tutti_peers_put(mine.peers, 1, 0, page, sizeof page, NULL), TUTTI_ERROR_GONE);
+    }
+    leave(&mine);
+}
+
+TEST(puts_and_gets_of_a_rank_that_closed_its_world_say_so) {
+    with_keys(one_each, 2, closed_before);
+}
+
 /* Whether all threads of a process are stopped. The number is that of the namespace whose /proc this is. */
 static bool is_stopped(const char *process) {
     char path[400], text[512], *state;

@@ -319,7 +319,7 @@ static tutti_status network_connect(void *argument, int peer, const void *addres
     ucs_status_t status = network->ucx->ucp_ep_create(network->worker, &parameters, &made->handle);
     if (status != UCS_OK) {
         free(made);
-        return network->host->error(TUTTI_ERROR_NETWORK, "UCX cannot reach rank %d: %s", peer,
+        return network->host->error(TUTTI_ERROR_NETWORK, "UCX finds no way to world rank %d: %s", peer,
                                     network->ucx->ucs_status_string(status));
     }
     network->endpoints[peer] = made;
