@@ -824,8 +824,7 @@ static tutti_status reach_once(tu_network *network, const tu_group_wait *wait, i
     if (status == TUTTI_OK && !peer->connected)
         status = connect_to(network, rank);
     pthread_mutex_unlock(&network->looking);
-    /* Who saw the group end may have left at once, and told those alone that it was connected with; the store knows. */
-    return status == TUTTI_ERROR_NETWORK && tu_group_ask_store(side->group) ? TUTTI_ERROR_STATE : status;
+    return status;
 }
 
 static bool has_gone(tu_network *network, int rank) {
