@@ -255,6 +255,25 @@ def numpy_arrays_of_every_type():
         tutti.spawn(numpy_arrays, 2)
 
 
+def the_program_of_the_page_for_numpy_computes():
+    """On one rank and on three, what NumPy alone does."""
+    if numpy is None:
+        return
+    plate = numpy.zeros((62, 64))
+    plate[0] = 1
+    for _ in range(200):
+        mean = (plate[:-2, 1:-1] + plate[2:, 1:-1] + plate[1:-1, :-2] + plate[1:-1, 2:]) / 4
+        change = numpy.abs(mean - plate[1:-1, 1:-1]).max()
+        plate[1:-1, 1:-1] = mean
+    page = pathlib.Path(os.environ.get("TEST_SOURCE", pathlib.Path(__file__).parent.parent.parent)) / "docs/numpy.md"
+    with tempfile.TemporaryDirectory() as folder:
+        script = pathlib.Path(folder) / "heat.py"
+        script.write_text(page.read_text().split("```python\n")[1].split("```")[0])
+        for ranks in (1, 3):
+            ran = subprocess.run([sys.executable, "-m", "tutti.run", "-n", str(ranks), str(script)], capture_output=True, text=True, timeout=300)
+            assert ran.returncode == 0 and ran.stdout == f"[0] heat {plate[1:-1].sum():.6f}, the last change was {change:.6f}\n", (ran.stdout, ran.stderr)
+
+
 def errors_are_exceptions():
     tutti.spawn(mismatch, 2)
     tutti.spawn(late, 2)
@@ -649,8 +668,7 @@ def the_package_is_python_of_3_9():
 
 if __name__ == "__main__":
     run((collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, threads_run_while_a_call_waits, symmetric_memory_is_an_array,
-         numpy_arrays_of_every_type,
-         errors_are_exceptions, a_death_reaches_the_others_and_the_parent,
+         numpy_arrays_of_every_type, the_program_of_the_page_for_numpy_computes, errors_are_exceptions, a_death_reaches_the_others_and_the_parent,
          whoever_waits_for_a_rank_that_goes_on_when_another_has_failed_is_told_why, the_launcher_starts_scripts, ctrl_c_ends_a_wait, ctrl_c_ends_waits_of_every_kind,
          ctrl_c_that_was_heard_ends_no_later_call, ctrl_c_ends_an_await, a_handler_that_raises_nothing_ends_nothing,
          ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused,
