@@ -145,11 +145,12 @@ class Operator:
 
     def bindings(self):
         result = {"in_place": "tensor", "answer": "done"}.get(self.result, self.result)
-        yield f"_{self.name} = _c.bind({self.c_name!r}, {result!r}, {self.letters!r})"
+        names = " ".join(" ".join([parameter.name] * (1 + parameter.counted)) for parameter in self.parameters)  # a count is of the list that it counts
+        yield f"_{self.name} = _c.bind({self.c_name!r}, {result!r}, {self.letters!r}, {names!r})"
         if self.scalar:
-            yield f"_{self.name}_number = _c.bind({self.scalar.name!r}, {result!r}, 'Td')"
+            yield f"_{self.name}_number = _c.bind({self.scalar.name!r}, {result!r}, 'Td', {names!r})"
         if self.over_dims:
-            yield f"_{self.name}_dims = _c.bind({self.over_dims.name!r}, {result!r}, 'TD?')"
+            yield f"_{self.name}_dims = _c.bind({self.over_dims.name!r}, {result!r}, 'TD?', {names + ' dims keep_dims'!r})"
 
     @property
     def is_method(self):

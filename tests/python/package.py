@@ -8,10 +8,12 @@ import os
 import pathlib
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
 
@@ -159,6 +161,26 @@ def numpy_arrays():
         assert fresh.sum() == 0
 
 
+def waits_beside_a_thread():
+    """The thread lets rank 1 come once rank 0 is inside of its call, which nobody could see who needed the interpreter's lock for it."""
+    with tutti.World() as world:
+        group, x = world.group, array.array("i", [1])
+        before = group.sequence
+
+        def let_come():
+            while group.sequence == before:
+                time.sleep(0.001)
+            world.store.set("come", "")
+        if world.rank == 0:
+            thread = threading.Thread(target=let_come)
+            thread.start()
+        else:
+            world.store.wait("come", timeout=120)
+        assert list(group.all_reduce(x, timeout=120)) == [2]
+        if world.rank == 0:
+            thread.join()
+
+
 def mismatch():
     with tutti.World() as world:
         error = raises(tutti.MismatchError, world.group.all_reduce, array.array("f", [1] * (2 + world.rank)))
@@ -219,6 +241,10 @@ def works_can_be_awaited():
     tutti.spawn(awaited, 2)
 
 
+def threads_run_while_a_call_waits():
+    tutti.spawn(waits_beside_a_thread, 2)
+
+
 def symmetric_memory_is_an_array():
     if numpy is not None:
         tutti.spawn(symmetric, 3)
@@ -227,6 +253,25 @@ def symmetric_memory_is_an_array():
 def numpy_arrays_of_every_type():
     if numpy is not None:
         tutti.spawn(numpy_arrays, 2)
+
+
+def the_program_of_the_page_for_numpy_computes():
+    """On one rank and on three, what NumPy alone does."""
+    if numpy is None:
+        return
+    plate = numpy.zeros((62, 64))
+    plate[0] = 1
+    for _ in range(200):
+        mean = (plate[:-2, 1:-1] + plate[2:, 1:-1] + plate[1:-1, :-2] + plate[1:-1, 2:]) / 4
+        change = numpy.abs(mean - plate[1:-1, 1:-1]).max()
+        plate[1:-1, 1:-1] = mean
+    page = pathlib.Path(os.environ.get("TEST_SOURCE", pathlib.Path(__file__).parent.parent.parent)) / "docs/numpy.md"
+    with tempfile.TemporaryDirectory() as folder:
+        script = pathlib.Path(folder) / "heat.py"
+        script.write_text(page.read_text().split("```python\n")[1].split("```")[0])
+        for ranks in (1, 3):
+            ran = subprocess.run([sys.executable, "-m", "tutti.run", "-n", str(ranks), str(script)], capture_output=True, text=True, timeout=300)
+            assert ran.returncode == 0 and ran.stdout == f"[0] heat {plate[1:-1].sum():.6f}, the last change was {change:.6f}\n", (ran.stdout, ran.stderr)
 
 
 def errors_are_exceptions():
@@ -285,6 +330,49 @@ def ctrl_c_ends_a_wait():
     child.send_signal(signal.SIGINT)
     output = child.communicate(timeout=300)[0]
     assert output == "heard [5]\n" and child.returncode == 0, (output, child.returncode)
+
+
+def ctrl_c_ends_waits_of_every_kind():
+    """Rank 1 is there, and does what rank 0 waits for never. What was interrupted may have ended its group; the world goes on, and closes."""
+    program = ("import array, sys, tutti\n"
+               "world = tutti.World(rank=int(sys.argv[1]), size=2, store=sys.argv[2], timeout=1e6)\n"
+               "agreeing, shrinking, reducing = [world.new_group([0, 1], tag=tag) for tag in ('agree', 'shrink', 'collective')]\n"
+               "memory = world.empty(4, 'i32')\n"
+               "peers, x = memory.rendezvous(world.new_group([0, 1], tag='peers')), array.array('i', [0])\n"
+               "world.group.barrier()\n"
+               "waits = {'next_event': world.next_event, 'recv': lambda: world.group.recv(x, source=1, tag=1),\n"
+               "         'work': lambda: world.group.recv(x, source=1, tag=2, wait=False).wait(), 'wait_signal': lambda: peers.wait_signal(1),\n"
+               "         'wait_for_signal': lambda: peers.wait_for_signal(0, 7), 'barrier of peers': peers.barrier,\n"
+               "         'agree': lambda: agreeing.agree(True), 'shrink': shrinking.shrink, 'all_reduce': lambda: reducing.all_reduce(x)}\n"
+               "for name, wait in waits.items() if world.rank == 0 else ():\n"
+               "    try:\n"
+               "        print(name, flush=True)\n"
+               "        wait()\n"
+               "    except KeyboardInterrupt:\n"
+               "        print('heard', flush=True)\n"
+               "if world.rank == 0:\n"
+               "    world.store.set('over', '')\n"
+               "world.store.wait('over', timeout=300)\n"
+               "world.group.all_reduce(x)\n"
+               "world.close()\n"
+               "print('closed', flush=True)\n")
+    url = f"unix:@tutti-interrupted-{os.getpid()}"
+    first, second = [subprocess.Popen([sys.executable, "-c", program, str(rank), url], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    guard = threading.Timer(300, first.kill)  # for one that is never heard: its deadline is days away
+    guard.start()
+    try:
+        for name in ("next_event", "recv", "work", "wait_signal", "wait_for_signal", "barrier of peers", "agree", "shrink", "all_reduce"):
+            assert first.stdout.readline() == f"{name}\n", name
+            time.sleep(0.2)  # it most probably waits by now; earlier is right, too
+            first.send_signal(signal.SIGINT)
+            assert first.stdout.readline() == "heard\n", name
+        for child in (first, second):
+            assert child.communicate(timeout=300)[0] == "closed\n" and child.returncode == 0
+    finally:
+        guard.cancel()
+        for child in (first, second):
+            child.kill()
+            child.wait()
 
 
 def ctrl_c_that_was_heard_ends_no_later_call():
@@ -498,6 +586,24 @@ def a_signal_of_a_forked_child_ends_nothing_here():
     assert ran.stdout == "3\n[5]\n" and ran.returncode == 0, (ran.stdout, ran.stderr)
 
 
+def a_library_of_another_version_is_refused():
+    own = pathlib.Path(tutti.__file__).parent
+    with tempfile.TemporaryDirectory() as folder:
+        other = pathlib.Path(folder) / "tutti"
+        shutil.copytree(own, other, ignore=shutil.ignore_patterns("lib", "plugins", "bin", "__pycache__"))
+        table = other / "_interface.py"
+        table.write_text(re.sub(r"^version = .*$", "version = '77.5.1'", table.read_text(), count=1, flags=re.M))
+
+        def said():
+            ran = subprocess.run([sys.executable, "-c", "import tutti"], capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": folder})
+            assert ran.returncode == 1, ran
+            return ran.stderr.splitlines()[-1]
+        assert said().startswith("ImportError: tutti: libtutti.so.77.5 cannot be loaded: ")
+        (other / "lib").mkdir()
+        for path in (own / "lib").iterdir():  # with what it needs beside it
+            (other / "lib" / re.sub(r"^(libtutti\.so)\..*", r"\1.77.5", path.name)).symlink_to(path.resolve())
+        assert said() == f"ImportError: tutti: the package was made for version 77.5.1 and the library is {tutti.__version__}"
+
 
 def importing_is_quick_and_needs_nothing():
     program = "import sys, tutti; print('numpy' in sys.modules, 'torch' in sys.modules)"
@@ -561,11 +667,11 @@ def the_package_is_python_of_3_9():
 
 
 if __name__ == "__main__":
-    run((collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, symmetric_memory_is_an_array, numpy_arrays_of_every_type,
-         errors_are_exceptions, a_death_reaches_the_others_and_the_parent,
-         whoever_waits_for_a_rank_that_goes_on_when_another_has_failed_is_told_why, the_launcher_starts_scripts, ctrl_c_ends_a_wait,
+    run((collectives_work_on_buffers, messages_works_batches_and_the_store, works_can_be_awaited, threads_run_while_a_call_waits, symmetric_memory_is_an_array,
+         numpy_arrays_of_every_type, the_program_of_the_page_for_numpy_computes, errors_are_exceptions, a_death_reaches_the_others_and_the_parent,
+         whoever_waits_for_a_rank_that_goes_on_when_another_has_failed_is_told_why, the_launcher_starts_scripts, ctrl_c_ends_a_wait, ctrl_c_ends_waits_of_every_kind,
          ctrl_c_that_was_heard_ends_no_later_call, ctrl_c_ends_an_await, a_handler_that_raises_nothing_ends_nothing,
          ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused,
          buffers_that_do_not_fit_are_refused, closed_groups_say_so, what_an_interrupt_leaves_running_keeps_its_buffers,
          an_interrupt_while_a_work_is_dropped_frees_nothing, a_signal_of_a_forked_child_ends_nothing_here,
-         importing_is_quick_and_needs_nothing, every_function_of_c_is_at_hand, the_package_is_python_of_3_9))
+         a_library_of_another_version_is_refused, importing_is_quick_and_needs_nothing, every_function_of_c_is_at_hand, the_package_is_python_of_3_9))

@@ -185,6 +185,22 @@ def errors_are_exceptions_with_the_librarys_words():
     assert alive()[2] == 0
 
 
+def errors_call_arguments_by_their_names():
+    """Python has those with a default last, where C may not: a number would mean another one."""
+    from tutti.tensor import _operators
+    bound = [function for function in vars(_operators).values() if hasattr(function, "argtypes")]
+    assert len(bound) > 150 and all(len(function.names.split()) == len(function.argtypes) for function in bound)
+    x = tt.ones((2, 2))
+    with tutti.World() as world:
+        for call, name, words in ((lambda: tt.all_reduce(x, "avg", world.group), "reduction", "is no reduction"),  # C's order
+                                  (lambda: tt.all_reduce(x, "avg"), "group", "a str is no group"), (lambda: x.all_reduce("avg"), "group", "a str is no group"),
+                                  (lambda: tt.all_gather(x, world.group, 2**40), "dim", "does not fit"), (lambda: tt.add("text", 1), "a", "no tensor"),
+                                  (lambda: tt.sum(x, dims=["first"]), "dims", "str"), (lambda: tt.cat(x), "tensors", "one tensor")):
+            text = str(raises((TypeError, ValueError, OverflowError), call))
+            assert f": argument '{name}': " in text and words in text, text
+    assert alive()[2] == 0
+
+
 # ---- gradients ----
 
 def gradients_flow():
@@ -653,6 +669,7 @@ def a_forked_child_may_forget_them():
 
 if __name__ == "__main__":
     run((every_operator_is_a_function, pointwise_operators, numbers_of_every_kind, indexing_is_as_in_numpy, errors_are_exceptions_with_the_librarys_words,
+         errors_call_arguments_by_their_names,
          gradients_flow, functions_of_ones_own, hooks_and_checkpoints, modules_have_names, methods_of_modules_run_with_hooks, module_hooks_change_what_passes, layers_compute_what_they_say,
          training_goes_on_from_a_file, optimizers_step_as_their_formulas, compiled_functions, graphs_can_be_looked_at, nothing_is_kept_that_is_not_used,
          memory_is_shared_with_numpy, memory_is_shared_by_the_buffer_protocol_and_dlpack, files_of_tensors, threads_have_their_own_modes_and_errors,

@@ -455,6 +455,20 @@ def scaled(rank, size, name):
     torch.testing.assert_close(part, sum(each.float() @ B.float() for each in wide).chunk(size)[rank], rtol=1e-3, atol=1e-3)
 
 
+def metas(rank, size, name):
+    """Each operation says of meta tensors what comes of real ones."""
+    A, B, inner, wide = (data(rank, shape, torch.bfloat16) for shape in ((2 * size, 3 * size, 8), (8, 2 * size), (8 * size, 5), (5, 3)))
+    ours = torch.ops.tutti
+    calls = [(ours.one_shot_all_reduce, (x, "sum", name)) for x in (wide, wide.t(), wide[0, 0], wide.float())]
+    calls += [(ours.fused_all_gather_matmul, (A, B if dim % 3 < 2 else inner, dim, name)) for dim in (0, 1, 2, -1, -2, -3)]
+    calls += [(ours.fused_matmul_reduce_scatter, (A, B, op, dim, name)) for dim in (0, 1, 2, -1, -2, -3) for op in ("sum", "avg")]
+    for function, arguments in calls:
+        real = function(*arguments)
+        meta = function(*[entry.to("meta") if isinstance(entry, torch.Tensor) else entry for entry in arguments])
+        assert meta.is_meta and (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, real.stride()), (function, arguments[2:], meta.shape, real.shape)
+    assert {str(function).replace(".", "::") for function, _ in calls} == {each for each in torch._C._dispatch_get_all_op_names() if each.startswith("tutti::")}
+
+
 def symmetric(rank, size, gloo):
     import tutti.torch.symm_mem as symm_mem
     name = dist.group.WORLD.group_name
@@ -497,8 +511,7 @@ def symmetric(rank, size, gloo):
     for dim in (0, 1):
         same(torch.ops.symm_mem.fused_matmul_reduce_scatter(wide[rank], B, "sum", dim, name), summed.chunk(size, dim)[rank])
     scaled(rank, size, name)
-    meta = torch.ops.tutti.fused_matmul_reduce_scatter(wide[rank].to("meta"), B.to("meta"), "sum", 1, name)
-    assert meta.shape == (2 * size, 3, 5)
+    metas(rank, size, name)
     # Gradients: a column-wise and a row-wise layer, against the same on one rank.
     torch.manual_seed(5)
     first, second, rows = (torch.randn(shape, dtype=torch.float64) for shape in ((8, 4 * size), (4 * size, 8), (2 * size, 8)))
@@ -514,6 +527,12 @@ def symmetric(rank, size, gloo):
     leaf = data(rank, (5,), torch.float32).requires_grad_()
     torch.ops.tutti.one_shot_all_reduce(leaf, "sum", name).sum().backward()
     same(leaf.grad, torch.full((5,), float(size)))
+    left, right = torch.ones(2, 4, requires_grad=True), torch.ones(4 * size, 2 * size, requires_grad=True)
+    for result, words in ((torch.ops.tutti.fused_all_gather_matmul(left, right, 1, name), "along the inner dimension has no gradient"),
+                          (torch.ops.tutti.fused_matmul_reduce_scatter(left, torch.ones(4, 2 * size), "sum", -1, name), "along the last dimension has no gradient"),
+                          (torch.ops.tutti.one_shot_all_reduce(leaf, "max", name), "with 'max' has no gradient")):
+        text = str(raises(NotImplementedError, result.sum().backward))
+        assert words in text, text
 
 
 def errors(rank, size, gloo):
@@ -562,6 +581,25 @@ def twice(rank, size, gloo):
     dist.all_reduce(tensor, group=both)
     dist.barrier(group=both)
     assert tensor.item() == size * size and type(both._get_backend(torch.device("cuda"))) is dist.ProcessGroupGloo
+
+
+def tcp_store(rank, size, gloo):
+    """env:// and tcp:// with a server that outlives the groups, as torchrun's does: each group meets in it anew."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, multi_tenant=True) if rank == 0 else None  # rank 0 finds its own again
+    port = [server.port if rank == 0 else None]
+    dist.broadcast_object_list(port, 0)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port[0]), RANK=str(rank), WORLD_SIZE=str(size))
+    turn = 0
+    for method, named in (("env://", {}), (f"tcp://127.0.0.1:{port[0]}", {"rank": rank, "world_size": size})):
+        for _ in range(2):
+            dist.destroy_process_group()
+            dist.init_process_group("tutti", init_method=method, timeout=LONG, **named)
+            turn += 1
+            assert int(tutti.torch.member.member_of(dist.group.WORLD)._store.get(f"tutti/turns/{rank}")) == turn
+            dist.all_reduce(tensor := torch.ones(1))
+            assert tensor.item() == size
+            pair = dist.new_group(list(range(size)))
+            dist.barrier(group=pair)
 
 
 def interrupts(rank, size, gloo):
@@ -661,7 +699,7 @@ def run(name, size):
 if __name__ == "__main__":
     chosen = sys.argv[1:]
     tests = [("reductions+moves+messages+works+groups+functional", 2), ("moves+messages+groups+errors", 3), ("data_parallel+fully_sharded+tensors_and_meshes", 2),
-             ("data_parallel+tensors_and_meshes", 4), ("symmetric+compiled+interrupts+twice", 2), ("symmetric", 3), ("death", 3)]
+             ("data_parallel+tensors_and_meshes", 4), ("symmetric+compiled+interrupts+twice+tcp_store", 2), ("symmetric", 3), ("death", 3)]
     ways = [word for word in chosen if word in ("on", "off")] or ["off", "on"]
     chosen = [word for word in chosen if word not in ways]
     good = []

@@ -218,10 +218,10 @@ _RESULTS = {"tensor": _pointer, "tensors": ListStruct, "done": ctypes.c_bool, "d
             "status": ctypes.c_int}
 
 
-def bind(name: str, result: str, letters: str) -> Any:
-    """A C function that takes Python's objects."""
+def bind(name: str, result: str, letters: str, names: str = "") -> Any:
+    """A C function that takes Python's objects. Errors call its arguments by those names, since Python may have them in another order."""
     function: Any = _library[name]
-    function.restype, function.argtypes = _RESULTS[result], [_PARAMETERS[letter] for letter in letters]
+    function.restype, function.argtypes, function.names = _RESULTS[result], [_PARAMETERS[letter] for letter in letters], names
     return function
 
 
@@ -322,6 +322,9 @@ def call(read: Any, function: Any, *arguments: Any) -> Any:
 def _words(function, error):
     """ctypes says `argument 2: TypeError: a str is no tensor`, or, up to Python 3.10, `argument 2: <class 'TypeError'>: …`."""
     text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", str(error), count=1)
+    names = getattr(function, "names", "").split()
+    if names:
+        text = re.sub(r"^argument (\d+)", lambda match: f"argument {names[int(match[1]) - 1]!r}", text)
     kinds = {"OverflowError": OverflowError, "ValueError": ValueError, "ArgumentError": ValueError}
     kind = next((kinds[name] for name in kinds if f": {name}: " in text), TypeError)
     return kind(f"tutti: {function.__name__[3:]}: {text}")
