@@ -273,6 +273,14 @@ bool tu_network_arrived(void *owner, const void *bytes_of_header, size_t header_
                                           : tu_network_revoked_arrived)(network, header.from, header.sequence);
         return false;
     }
+    if (header.kind == TU_NETWORK_INQUIRE) {
+        tu_network_inquire_arrived(network, &header);
+        return false;
+    }
+    if (header.kind == TU_NETWORK_DOING) {
+        tu_network_doing_arrived(network, &header, data, bytes);
+        return false;
+    }
     tu_network_group *side = network->groups;
     while (side != NULL && side->group->key != header.key)
         side = side->next;
@@ -432,6 +440,7 @@ static void free_network(tu_network *network) {
         close(network->bell);
     pthread_mutex_destroy(&network->lock);
     pthread_mutex_destroy(&network->looking);
+    pthread_mutex_destroy(&network->inquiring);
     pthread_cond_destroy(&network->leaving);
     free(network);
 }
@@ -476,6 +485,7 @@ static tutti_status make_network(void *owner, void **made) {
     network->orphans_end = &network->orphans;
     pthread_mutex_init(&network->lock, NULL);
     pthread_mutex_init(&network->looking, NULL);
+    pthread_mutex_init(&network->inquiring, NULL);
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);

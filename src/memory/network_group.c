@@ -542,6 +542,7 @@ static tutti_status make_side(void *owner, void **made) {
     atomic_store_explicit(&group->world->publish_hosts, tu_network_publish, memory_order_release); /* and with moves */
     atomic_store_explicit(&group->world->way_to_hosts, tu_network_way, memory_order_release);      /* and with votes */
     atomic_store_explicit(&group->world->asked_by_hosts, tu_network_asked, memory_order_release);  /* likewise */
+    atomic_store_explicit(&group->world->inquire_hosts, tu_network_inquire, memory_order_release); /* and with errors */
     atomic_store_explicit(&group->world->fence_hosts, tu_network_fence, memory_order_release); /* and with operations */
     *made = side;
     return TUTTI_OK;

@@ -216,15 +216,19 @@ static tutti_status look_around(tutti_world *world, const tu_meeting *meeting, i
 
 static tutti_status timeout_error(tutti_world *world, const tu_meeting *meeting, int member) {
     char arrived[512] = "", missing[512] = "";
+    int absent[TUTTI_ERROR_RANKS], absent_count = 0;
     for (int i = 0; i < meeting->count; i++) {
         char *list = i < member || came(world, meeting, i) ? arrived : missing;
+        if (list == missing && absent_count < TUTTI_ERROR_RANKS)
+            absent[absent_count++] = i;
         size_t used = strlen(list);
         snprintf(list + used, sizeof arrived - used, "%s%d on %s", used > 0 ? ", " : "", meeting->ranks[i],
                  tu_job_host(world->job, meeting->ranks[i]));
     }
     tu_error(TUTTI_ERROR_TIMEOUT, "timeout in %s across hosts: ranks that did not come: %s; that came: %s",
              meeting->what, missing, arrived[0] != 0 ? arrived : "none");
-    tu_error_at_fault(member);
+    for (int i = 0; i < absent_count; i++)
+        tu_error_at_fault(absent[i]);
     return TUTTI_ERROR_TIMEOUT;
 }
 
@@ -337,18 +341,6 @@ static tutti_status lock_until(pthread_mutex_t *lock, int64_t deadline, const ch
                     what);
 }
 
-/* What those do instead that did not come. */
-static void append_missing(tutti_group *group) {
-    tutti_error_info info = TUTTI_ERROR_INFO_INIT;
-    if (tutti_error_detail(&info) != TUTTI_OK)
-        return;
-    for (int i = 0; i < info.at_fault_count && i < 8; i++) {
-        char text[384];
-        tu_group_describe(group, info.at_fault[i], text, sizeof text);
-        tu_error_append("%s%s", i == 0 ? ". Missing: " : "; ", text);
-    }
-}
-
 typedef struct comparison {
     tutti_group *group;
     const tu_operation_info *info;
@@ -401,20 +393,19 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info 
     }
     if (status == TUTTI_ERROR_STATE && tu_group_ended(group))
         return tu_group_cause(group);
-    bool timed_out = status == TUTTI_ERROR_TIMEOUT && met && group->local;
     if (status != TUTTI_OK && met && group->whole != NULL && !comparison.differs)
         name_known_ranks(group);
     group = tu_group_known(group);
-    if (timed_out) {
+    tutti_error_info missing = TUTTI_ERROR_INFO_INIT;
+    (void)!tutti_error_detail(&missing);
+    if (status == TUTTI_ERROR_TIMEOUT && met && missing.at_fault_count > 0) { /* else it was the store */
         /* A person knows the call, not the exchange inside it. */
-        tutti_error_info missing = TUTTI_ERROR_INFO_INIT;
-        (void)!tutti_error_detail(&missing);
         tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: rank %d waited %s", what, group->rank,
                  tu_duration_of(info->timeout_ns).text);
         for (int i = 0; i < missing.at_fault_count && i < TUTTI_ERROR_RANKS; i++)
             tu_error_at_fault(missing.at_fault[i]);
-        append_missing(group);
-        tu_error_append(". `tutti ps` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time");
+        tu_group_append_missing(group, missing.at_fault, missing.at_fault_count);
+        tu_group_append_remedy(group);
     }
     if (status != TUTTI_OK)
         (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence,

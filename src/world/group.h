@@ -92,8 +92,12 @@ tutti_status tu_group_agree(tutti_group *group, bool mine, int64_t timeout_ns, b
 /* Ends the record of an operation that failed alike for all, which ends nothing. */
 tutti_status tu_group_leave_agreement(tutti_group *group, uint64_t ticket, tutti_status status);
 
-/* "rank 3 (pid 71, last completed all_reduce 4 here, now in barrier 2 of group 1 for 0.3 s)". */
-void tu_group_describe(tutti_group *group, int member, char *text, size_t bytes);
+/* Appends to the error of a wait that ran out of time: ". Missing: rank 3 (pid 71, last completed all_reduce 4 here,
+ * now in barrier 2 of group 1 for 0.3 s)" and the like of the others; members on other hosts are asked. `count` members
+ * are missing; the first TUTTI_ERROR_RANKS are listed. */
+void tu_group_append_missing(tutti_group *group, const int *members, int count);
+/* Then what to try. */
+void tu_group_append_remedy(const tutti_group *group);
 
 /* Publishes the cause for members on other hosts; nothing for a group on one host. */
 void tu_group_tell_hosts(tutti_group *group, const tu_cause *cause);
