@@ -309,6 +309,8 @@ static tutti_status departed(const tu_network_group *side, const tu_group_wait *
                        "rank %d lost rank %d of group %s on %s in %s: the connection broke (%s). Its process has "
                        "ended, or the network between the hosts is down",
                        group->rank, member, group->name, host, operation, peer->why);
+    if (status == TUTTI_ERROR_GONE)
+        tu_error_append(TU_LEFT_EARLY);
     tu_error_at_fault(member);
     (void)tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence,
                          group->rank);

@@ -204,3 +204,19 @@ TEST(a_deadline_says_that_a_rank_on_another_host_was_never_connected_to) {
     close(over[0]);
     close(over[1]);
 }
+
+/* ---- who left ---- */
+
+static void one_closes(tutti_world *world) {
+    tutti_group *group = tutti_world_group(world);
+    CHECK_OK(tutti_barrier(group, NULL));
+    if (tutti_world_rank(world) == 1)
+        return;
+    CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_GONE);
+    check_says("closed its world");
+    check_says("do all ranks make the same calls?");
+}
+
+TEST(a_rank_on_another_host_that_left_early_is_told_with_the_likely_cause) {
+    on_hosts(one_each, 2, one_closes);
+}
