@@ -683,17 +683,39 @@ tu_way tu_network_way(tutti_world *world, int rank, int64_t since, bool make) {
 
 /* ---- reaching a peer ---- */
 
+/* What was seen of the others at the last look. */
+typedef struct sighting {
+    uint64_t vote, exchange;
+} sighting;
+
+/* Whether the store knows for certain that a rank has left no record: a question to it may just have taken long. */
+static bool is_absent(const tu_network *network, int rank) {
+    char key[32];
+    const char *keys[1] = { key };
+    bool present = true;
+    record_key(rank, key);
+    tutti_error_copy before;
+    tu_error_save(&before); /* what the store says here is of no interest */
+    bool absent = tutti_store_check(network->world->store, keys, 1, &present) == TUTTI_OK && !present;
+    tu_error_restore(&before);
+    return absent;
+}
+
 /* Somebody whose record does not come may have a reason that the store knows: the group has ended, or the others are in
- * a vote of it, which needs no network. */
-static bool ended_elsewhere(const tu_group_wait *wait, uint64_t *seen) {
-    return tu_group_ask_store(wait->group) || (tu_operation_sequenced((tu_operation)wait->info->operation) &&
-                                               tu_vote_object(wait->group, wait->info, seen));
+ * a vote of it or an exchange, which need no network. */
+static bool ended_elsewhere(const tu_network *network, const tu_group_wait *wait, int rank, sighting *seen) {
+    tutti_group *group = wait->group;
+    int member = tu_rank_index(group->ranks, group->size, rank);
+    return tu_group_ask_store(group) ||
+           (tu_operation_sequenced((tu_operation)wait->info->operation) &&
+            (tu_vote_object(group, wait->info, &seen->vote) ||
+             (is_absent(network, rank) && tu_exchange_object(group, wait->info, member, &seen->exchange))));
 }
 
 static tutti_status look_up(tu_network *network, const tu_group_wait *wait, int rank) {
     char key[32];
     int64_t pause = LOOK_SLICE, ask_at = tu_clock_now() + pause;
-    uint64_t seen = 0;
+    sighting seen = { 0 };
     record_key(rank, key);
     for (;;) {
         int64_t left = tu_deadline_left(wait->wait.deadline);
@@ -714,7 +736,7 @@ static tutti_status look_up(tu_network *network, const tu_group_wait *wait, int 
         if (status == TUTTI_ERROR_TIMEOUT) {
             if (tu_clock_now() < ask_at)
                 continue;
-            if (ended_elsewhere(wait, &seen))
+            if (ended_elsewhere(network, wait, rank, &seen))
                 return TUTTI_ERROR_STATE;
             pause = pause * 2 < TU_SECOND ? pause * 2 : TU_SECOND;
             ask_at = tu_clock_now() + pause;
