@@ -122,6 +122,8 @@ tutti_call tu_hosts_call(tu_task *task) {
 
 static bool still_missing(void *argument, int member) {
     const tu_round *round = argument;
+    if (member == round->unreached)
+        return true;
     for (int i = 0; i < round->receipt_count; i++)
         if (round->receipts[i].member == member && !round->receipts[i].done)
             return true;
@@ -142,7 +144,7 @@ static void free_messages(tu_round *round) {
 
 tutti_status tu_round_begin(tu_round *round, tu_hosts *hosts, tu_task *task, int room) {
     size_t count = (size_t)room;
-    *round = (tu_round){ .hosts = hosts, .task = task, .room = room };
+    *round = (tu_round){ .hosts = hosts, .task = task, .room = room, .unreached = -1 };
     bool few = room <= TU_ROUND_FEW;
     round->receipts = few ? round->few_receipts : calloc(count, sizeof *round->receipts);
     round->dispatches = few ? round->few_dispatches : calloc(count, sizeof *round->dispatches);
@@ -186,8 +188,16 @@ static tutti_status in_words(tu_round *round, tutti_status status) {
     return tu_mismatch_of(round->hosts->group, round->task, &mine, member, &theirs);
 }
 
+/* Of a try to connect to a member. */
+static tutti_status reached(tu_round *round, int member, tutti_status status) {
+    if (status == TUTTI_ERROR_TIMEOUT)
+        round->unreached = member;
+    return in_words(round, status);
+}
+
 static tutti_status expect(tu_round *round, tu_receipt made) {
-    tutti_status status = in_words(round, tu_network_expect(round->hosts->network, &round->wait, made.member));
+    tutti_status status =
+        reached(round, made.member, tu_network_expect(round->hosts->network, &round->wait, made.member));
     if (status == TUTTI_OK) {
         round->receipts[round->receipt_count] = made;
         tu_network_post(round->hosts->network, &round->receipts[round->receipt_count++]);
@@ -206,7 +216,7 @@ tutti_status tu_round_absorb(tu_round *round, int member, uint32_t step, tu_abso
 }
 
 tutti_status tu_round_send(tu_round *round, int member, uint32_t step, const void *from, size_t bytes) {
-    tutti_status status = in_words(round, tu_network_reach(round->hosts->network, &round->wait, member));
+    tutti_status status = reached(round, member, tu_network_reach(round->hosts->network, &round->wait, member));
     if (status == TUTTI_OK)
         tu_network_send(round->hosts->network, &round->dispatches[round->dispatch_count++], member, step, from, bytes);
     return status;

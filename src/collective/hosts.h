@@ -40,6 +40,7 @@ typedef struct tu_round {
     tu_receipt *receipts;
     tu_dispatch *dispatches;
     int receipt_count, dispatch_count, room;
+    int unreached; /* member that could not be connected to until the deadline; -1: none */
     tu_receipt few_receipts[TU_ROUND_FEW];
     tu_dispatch few_dispatches[TU_ROUND_FEW];
 } tu_round;

@@ -289,8 +289,7 @@ tutti_status tu_death_error(tu_job *job, int rank, const char *doing) {
     tutti_status status = tu_rank_state_of(job, rank) == TU_RANK_CLOSED ? TUTTI_ERROR_GONE : TUTTI_ERROR_DEAD;
     tu_error(status, "%s, seen %s", death.text, doing);
     if (status == TUTTI_ERROR_GONE)
-        tu_error_append(". It left while others still counted on it: do all ranks make the same calls? "
-                        "tutti_world_finish leaves together");
+        tu_error_append(TU_LEFT_EARLY);
     else if (death.known && death.signal == SIGKILL)
         tu_error_append(
             ". SIGKILL comes from a person, from a launcher, or from the kernel when memory runs out (see dmesg)");

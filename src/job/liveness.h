@@ -44,6 +44,11 @@ typedef struct tu_death {
  * waits. */
 void tu_death_describe(tu_job *job, int rank, tu_death *death);
 
+/* What is said of a rank that closed its world while it was waited for, wherever it was. */
+#define TU_LEFT_EARLY                                                                                   \
+    ". It left while others still counted on it: do all ranks make the same calls? tutti_world_finish " \
+    "leaves together"
+
 /* Writes the error for a departed rank: TUTTI_ERROR_DEAD or TUTTI_ERROR_GONE; returns it. `doing` is "in all_reduce 17
  * of group 0". */
 tutti_status tu_death_error(tu_job *job, int rank, const char *doing);

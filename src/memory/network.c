@@ -273,6 +273,14 @@ bool tu_network_arrived(void *owner, const void *bytes_of_header, size_t header_
                                           : tu_network_revoked_arrived)(network, header.from, header.sequence);
         return false;
     }
+    if (header.kind == TU_NETWORK_INQUIRE) {
+        tu_network_inquire_arrived(network, &header);
+        return false;
+    }
+    if (header.kind == TU_NETWORK_DOING) {
+        tu_network_doing_arrived(network, &header, data, bytes);
+        return false;
+    }
     tu_network_group *side = network->groups;
     while (side != NULL && side->group->key != header.key)
         side = side->next;
@@ -432,6 +440,7 @@ static void free_network(tu_network *network) {
         close(network->bell);
     pthread_mutex_destroy(&network->lock);
     pthread_mutex_destroy(&network->looking);
+    pthread_mutex_destroy(&network->inquiring);
     pthread_cond_destroy(&network->leaving);
     free(network);
 }
@@ -476,6 +485,7 @@ static tutti_status make_network(void *owner, void **made) {
     network->orphans_end = &network->orphans;
     pthread_mutex_init(&network->lock, NULL);
     pthread_mutex_init(&network->looking, NULL);
+    pthread_mutex_init(&network->inquiring, NULL);
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -673,17 +683,39 @@ tu_way tu_network_way(tutti_world *world, int rank, int64_t since, bool make) {
 
 /* ---- reaching a peer ---- */
 
+/* What was seen of the others at the last look. */
+typedef struct sighting {
+    uint64_t vote, exchange;
+} sighting;
+
+/* Whether the store knows for certain that a rank has left no record: a question to it may just have taken long. */
+static bool is_absent(const tu_network *network, int rank) {
+    char key[32];
+    const char *keys[1] = { key };
+    bool present = true;
+    record_key(rank, key);
+    tutti_error_copy before;
+    tu_error_save(&before); /* what the store says here is of no interest */
+    bool absent = tutti_store_check(network->world->store, keys, 1, &present) == TUTTI_OK && !present;
+    tu_error_restore(&before);
+    return absent;
+}
+
 /* Somebody whose record does not come may have a reason that the store knows: the group has ended, or the others are in
- * a vote of it, which needs no network. */
-static bool ended_elsewhere(const tu_group_wait *wait, uint64_t *seen) {
-    return tu_group_ask_store(wait->group) || (tu_operation_sequenced((tu_operation)wait->info->operation) &&
-                                               tu_vote_object(wait->group, wait->info, seen));
+ * a vote of it or an exchange, which need no network. */
+static bool ended_elsewhere(const tu_network *network, const tu_group_wait *wait, int rank, sighting *seen) {
+    tutti_group *group = wait->group;
+    int member = tu_rank_index(group->ranks, group->size, rank);
+    return tu_group_ask_store(group) ||
+           (tu_operation_sequenced((tu_operation)wait->info->operation) &&
+            (tu_vote_object(group, wait->info, &seen->vote) ||
+             (is_absent(network, rank) && tu_exchange_object(group, wait->info, member, &seen->exchange))));
 }
 
 static tutti_status look_up(tu_network *network, const tu_group_wait *wait, int rank) {
     char key[32];
     int64_t pause = LOOK_SLICE, ask_at = tu_clock_now() + pause;
-    uint64_t seen = 0;
+    sighting seen = { 0 };
     record_key(rank, key);
     for (;;) {
         int64_t left = tu_deadline_left(wait->wait.deadline);
@@ -704,7 +736,7 @@ static tutti_status look_up(tu_network *network, const tu_group_wait *wait, int 
         if (status == TUTTI_ERROR_TIMEOUT) {
             if (tu_clock_now() < ask_at)
                 continue;
-            if (ended_elsewhere(wait, &seen))
+            if (ended_elsewhere(network, wait, rank, &seen))
                 return TUTTI_ERROR_STATE;
             pause = pause * 2 < TU_SECOND ? pause * 2 : TU_SECOND;
             ask_at = tu_clock_now() + pause;

@@ -309,6 +309,8 @@ static tutti_status departed(const tu_network_group *side, const tu_group_wait *
                        "rank %d lost rank %d of group %s on %s in %s: the connection broke (%s). Its process has "
                        "ended, or the network between the hosts is down",
                        group->rank, member, group->name, host, operation, peer->why);
+    if (status == TUTTI_ERROR_GONE)
+        tu_error_append(TU_LEFT_EARLY);
     tu_error_at_fault(member);
     (void)tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence,
                          group->rank);
@@ -542,6 +544,7 @@ static tutti_status make_side(void *owner, void **made) {
     atomic_store_explicit(&group->world->publish_hosts, tu_network_publish, memory_order_release); /* and with moves */
     atomic_store_explicit(&group->world->way_to_hosts, tu_network_way, memory_order_release);      /* and with votes */
     atomic_store_explicit(&group->world->asked_by_hosts, tu_network_asked, memory_order_release);  /* likewise */
+    atomic_store_explicit(&group->world->inquire_hosts, tu_network_inquire, memory_order_release); /* and with errors */
     atomic_store_explicit(&group->world->fence_hosts, tu_network_fence, memory_order_release); /* and with operations */
     *made = side;
     return TUTTI_OK;

@@ -26,6 +26,8 @@ typedef enum tu_network_kind {
     TU_NETWORK_FENCED,
     TU_NETWORK_REVOKE, /* the sender takes the key of share `sequence` back. Answered by the next */
     TU_NETWORK_REVOKED,
+    TU_NETWORK_INQUIRE, /* what does the receiver do, and what did it do last in the group? Answered by the next */
+    TU_NETWORK_DOING,   /* in words */
     TU_NETWORK_KINDS
 } tu_network_kind;
 
@@ -56,6 +58,13 @@ typedef struct tu_network_kept {
 
 typedef struct tu_network_revocation tu_network_revocation;
 
+/* Ranks that are being asked what they do. */
+typedef struct tu_network_inquiry {
+    uint64_t number; /* never 0, and never used again in the network */
+    tu_doing *doings;
+    int count;
+} tu_network_inquiry;
+
 typedef struct tu_network_peer {
     bool known, lost, gone;
     _Atomic bool connected; /* set once, with the lock held; calls look without it */
@@ -76,8 +85,9 @@ typedef struct tu_network_peer {
     uint64_t written, flushed;     /* puts by key to it, and how many of them have arrived */
     /* When it was last asked, and when those puts were all that are known to have arrived: values of tu_network.mark */
     uint64_t asked_mark, arrived_mark, flushed_mark;
-    bool flushing;   /* a flush is under way */
-    int revocations; /* of its keys that are not answered yet, or whose key may be met yet */
+    bool flushing;     /* a flush is under way */
+    int revocations;   /* of its keys that are not answered yet, or whose key may be met yet */
+    uint64_t question; /* inquiry that it has not answered; 0: none */
 } tu_network_peer;
 
 struct tu_network {
@@ -111,8 +121,11 @@ struct tu_network {
     bool revoking; /* some of them may be answered now */
     struct {
         uint64_t messages, bytes;
-    } sent[TU_NETWORK_KINDS]; /* so far, by kind; a fragment counts as a message */
-    int64_t asked_way;        /* when somebody last asked how a way fares */
+    } sent[TU_NETWORK_KINDS];    /* so far, by kind; a fragment counts as a message */
+    int64_t asked_way;           /* when somebody last asked how a way fares */
+    pthread_mutex_t inquiring;   /* one thread at a time asks; taken before `lock` */
+    tu_network_inquiry *inquiry; /* NULL: nobody asks */
+    uint64_t inquiries;          /* the last number that was given to one */
     pthread_t thread;
     pthread_cond_t leaving; /* the last caller left while the thread naps, or the network ends */
 };
@@ -199,6 +212,11 @@ void tu_network_moved(void *owner, void *token, bool good);
 void tu_network_revoke_arrived(tu_network *network, int rank, uint64_t number);
 void tu_network_revoked_arrived(tu_network *network, int rank, uint64_t number);
 void tu_network_answer_revocations(tu_network *network);
+/* Questions about what ranks do: network_inquiry.c. Likewise. */
+void tu_network_inquire_arrived(tu_network *network, const tu_network_header *header);
+void tu_network_doing_arrived(tu_network *network, const tu_network_header *header, const void *data, size_t bytes);
+/* Without the lock: see tutti_world.inquire_hosts. */
+void tu_network_inquire(tutti_group *group, tu_doing *doings, int count);
 /* Without the lock, when the network ends. */
 void tu_network_shares_close(tu_network *network);
 void tu_network_revocations_free(tu_network *network);

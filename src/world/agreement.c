@@ -193,16 +193,17 @@ tutti_status tu_undertake(tutti_group *parent, tu_undertaking *task) {
 static tutti_status late_members(tutti_world *world, const tu_group_plan *plan, const char *what, int64_t timeout_ns) {
     tutti_error_info missing = TUTTI_ERROR_INFO_INIT;
     (void)!tutti_error_detail(&missing);
+    if (missing.at_fault_count == 0) /* it was the store */
+        return TUTTI_ERROR_TIMEOUT;
     tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: rank %d waited %s", what, world->rank, tu_duration_of(timeout_ns).text);
+    int ranks[TUTTI_ERROR_RANKS];
     for (int i = 0; i < missing.at_fault_count && i < TUTTI_ERROR_RANKS; i++) {
         tu_error_at_fault(missing.at_fault[i]);
-        if (i >= 8)
-            continue;
-        char text[384];
-        tu_group_describe(world->group, plan->ranks[missing.at_fault[i]], text, sizeof text);
-        tu_error_append("%s%s", i == 0 ? ". Missing: " : "; ", text);
+        ranks[i] = plan->ranks[missing.at_fault[i]];
     }
-    tu_error_append(". `tutti ps` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time");
+    tutti_group *group = world->group; /* of all ranks, wherever they are */
+    tu_group_append_missing(group, ranks, missing.at_fault_count);
+    tu_group_append_remedy(group);
     return TUTTI_ERROR_TIMEOUT;
 }
 
@@ -229,7 +230,7 @@ tutti_status tu_undertake_alone(tutti_world *world, const tu_group_plan *plan, t
     tutti_group *group = task->group;
     tutti_status status =
         tu_meet(world, &meeting, &task->mine, sizeof task->mine, task->piece, deadline, all, shared ? mappings : NULL);
-    if (status == TUTTI_ERROR_TIMEOUT && shared)
+    if (status == TUTTI_ERROR_TIMEOUT && !world->fake)
         status = late_members(world, plan, what, timeout_ns);
     if (status == TUTTI_OK) {
         status = compare(all, plan->ranks, count, meeting.me, &task->exists);

@@ -48,7 +48,8 @@ tutti_status tu_world_departed_error(const tutti_world *world, int rank, const c
     char text[384];
     tu_world_rank_text(world, rank, text, sizeof text);
     bool dead = tu_world_rank_state(world, rank, false) == TU_RANK_DEAD;
-    return tu_error(dead ? TUTTI_ERROR_DEAD : TUTTI_ERROR_GONE, "%s, seen %s", text, doing);
+    return tu_error(dead ? TUTTI_ERROR_DEAD : TUTTI_ERROR_GONE, "%s, seen %s%s", text, doing,
+                    dead ? "" : TU_LEFT_EARLY);
 }
 
 tutti_status tu_world_follow(tutti_world *world) {

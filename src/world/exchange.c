@@ -214,17 +214,35 @@ static tutti_status look_around(tutti_world *world, const tu_meeting *meeting, i
     return tu_clock_now() < deadline ? TUTTI_OK : TUTTI_ERROR_TIMEOUT;
 }
 
+/* Whether one of those that are awaited, `member` and whoever follows, is in something else. Asked last whether it has
+ * come: then it was so before. */
+static tutti_status look_at_calls(tutti_world *world, const tu_meeting *meeting, int member) {
+    tutti_error_copy before;
+    tu_error_save(&before);
+    for (int i = member; i < meeting->count && meeting->compare != NULL; i++) {
+        tutti_status status = i != meeting->me ? meeting->compare(meeting->argument, i) : TUTTI_OK;
+        if (status != TUTTI_OK && !came(world, meeting, i))
+            return status;
+    }
+    tu_error_restore(&before);
+    return TUTTI_OK;
+}
+
 static tutti_status timeout_error(tutti_world *world, const tu_meeting *meeting, int member) {
     char arrived[512] = "", missing[512] = "";
+    int absent[TUTTI_ERROR_RANKS], absent_count = 0;
     for (int i = 0; i < meeting->count; i++) {
         char *list = i < member || came(world, meeting, i) ? arrived : missing;
+        if (list == missing && absent_count < TUTTI_ERROR_RANKS)
+            absent[absent_count++] = i;
         size_t used = strlen(list);
         snprintf(list + used, sizeof arrived - used, "%s%d on %s", used > 0 ? ", " : "", meeting->ranks[i],
                  tu_job_host(world->job, meeting->ranks[i]));
     }
     tu_error(TUTTI_ERROR_TIMEOUT, "timeout in %s across hosts: ranks that did not come: %s; that came: %s",
              meeting->what, missing, arrived[0] != 0 ? arrived : "none");
-    tu_error_at_fault(member);
+    for (int i = 0; i < absent_count; i++)
+        tu_error_at_fault(absent[i]);
     return TUTTI_ERROR_TIMEOUT;
 }
 
@@ -263,8 +281,12 @@ static tutti_status fetch(tutti_world *world, const tu_meeting *meeting, int mem
         tu_watch *before = tu_watch_thread(world->calm, false);
         status = tutti_store_get(world->store, key, left < SLICE ? (left > 0 ? left : 1) : SLICE, &value, &bytes);
         tu_watch_thread_back(before);
-        if (status == TUTTI_ERROR_TIMEOUT)
+        if (status == TUTTI_ERROR_TIMEOUT) {
+            status = look_at_calls(world, meeting, member);
+            if (status != TUTTI_OK)
+                return status;
             continue;
+        }
         if (status != TUTTI_OK)
             return status;
         status = check_record(meeting, member, mine, value, bytes);
@@ -341,27 +363,43 @@ static tutti_status lock_until(pthread_mutex_t *lock, int64_t deadline, const ch
                     what);
 }
 
-/* What those do instead that did not come. */
-static void append_missing(tutti_group *group) {
-    tutti_error_info info = TUTTI_ERROR_INFO_INIT;
-    if (tutti_error_detail(&info) != TUTTI_OK)
-        return;
-    for (int i = 0; i < info.at_fault_count && i < 8; i++) {
-        char text[384];
-        tu_group_describe(group, info.at_fault[i], text, sizeof text);
-        tu_error_append("%s%s", i == 0 ? ". Missing: " : "; ", text);
-    }
-}
-
 typedef struct comparison {
     tutti_group *group;
     const tu_operation_info *info;
     bool differs;
 } comparison;
 
+static tutti_status differ_error(tutti_group *group, const tu_operation_info *info, int member, const char *theirs) {
+    char mine[160];
+    tu_operation_text(group, info, mine, sizeof mine);
+    tu_error(
+        TUTTI_ERROR_MISMATCH,
+        "the ranks disagree: rank %d called %s, rank %d called %s. All ranks of a group must call the same operations "
+        "in the same order",
+        group->rank, mine, member, theirs);
+    tu_error_at_fault(member);
+    return tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence, group->rank);
+}
+
+/* A member on another host that waits for this rank in a collective has told so: under this number, or a later one, it
+ * will not come to the exchange. */
+static tutti_status compare_far(tutti_group *group, const tu_operation_info *info, int member) {
+    char mine[160], theirs[160];
+    uint64_t sequence;
+    /* Pairs with the release of whoever opened the network. */
+    bool (*asked)(tutti_group *, int, uint64_t *, char *, size_t) =
+        atomic_load_explicit(&group->world->asked_by_hosts, memory_order_acquire);
+    if (asked == NULL || !tu_operation_sequenced((tu_operation)info->operation) ||
+        !asked(group, member, &sequence, theirs, sizeof theirs) || sequence < info->sequence)
+        return TUTTI_OK;
+    tu_operation_text(group, info, mine, sizeof mine);
+    return strcmp(mine, theirs) == 0 ? TUTTI_OK : differ_error(group, info, member, theirs);
+}
+
 static tutti_status compare_member(void *argument, int member) {
     comparison *with = argument;
-    tutti_status status = tu_group_compare(with->group, with->info, member);
+    tutti_status status =
+        (with->group->job_ranks[member] < 0 ? compare_far : tu_group_compare)(with->group, with->info, member);
     with->differs = status != TUTTI_OK;
     return status;
 }
@@ -405,25 +443,63 @@ tutti_status tu_group_exchange_with(tutti_group *group, const tu_operation_info 
     }
     if (status == TUTTI_ERROR_STATE && tu_group_ended(group))
         return tu_group_cause(group);
-    bool timed_out = status == TUTTI_ERROR_TIMEOUT && met && group->local;
     if (status != TUTTI_OK && met && group->whole != NULL && !comparison.differs)
         name_known_ranks(group);
     group = tu_group_known(group);
-    if (timed_out) {
+    tutti_error_info missing = TUTTI_ERROR_INFO_INIT;
+    (void)!tutti_error_detail(&missing);
+    if (status == TUTTI_ERROR_TIMEOUT && met && missing.at_fault_count > 0) { /* else it was the store */
         /* A person knows the call, not the exchange inside it. */
-        tutti_error_info missing = TUTTI_ERROR_INFO_INIT;
-        (void)!tutti_error_detail(&missing);
         tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: rank %d waited %s", what, group->rank,
                  tu_duration_of(info->timeout_ns).text);
         for (int i = 0; i < missing.at_fault_count && i < TUTTI_ERROR_RANKS; i++)
             tu_error_at_fault(missing.at_fault[i]);
-        append_missing(group);
-        tu_error_append(". `tutti ps` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time");
+        tu_group_append_missing(group, missing.at_fault, missing.at_fault_count);
+        tu_group_append_remedy(group);
     }
     if (status != TUTTI_OK)
         (void)tu_error_where(group->name, tu_operation_name((tu_operation)info->operation), info->sequence,
                              group->rank);
     return status;
+}
+
+/* What a member is in, by its record. */
+static bool read_purpose(tutti_world *world, const tu_meeting *meeting, int member, char purpose[32]) {
+    char key[96];
+    void *value;
+    size_t bytes;
+    record_key(meeting, meeting->sequence, member, key);
+    if (!came(world, meeting, member) || tutti_store_get(world->store, key, TU_SECOND, &value, &bytes) != TUTTI_OK)
+        return false;
+    bool whole = bytes >= offsetof(record, payload);
+    if (whole) {
+        snprintf(purpose, 32, "%.31s", ((const record *)value)->purpose);
+        purpose[strcspn(purpose, ":")] = 0; /* a person knows the call, not the exchange inside it */
+    }
+    free(value);
+    return whole;
+}
+
+bool tu_exchange_object(tutti_group *group, const tu_operation_info *info, int member, uint64_t *seen) {
+    if (group->local || group->world->store == NULL || tu_group_ended(group) ||
+        pthread_mutex_trylock(&group->exchange_lock) != 0) /* a thread of this rank is in the exchange itself */
+        return false;
+    tu_meeting meeting = { .key = group->key, .sequence = group->exchanges + 1 };
+    char purpose[32];
+    tutti_error_copy before_it;
+    tu_error_save(&before_it); /* what the store says here is of no interest */
+    tu_watch *before = tu_watch_thread(group->world->calm, false);
+    bool there = read_purpose(group->world, &meeting, member, purpose);
+    tu_watch_thread_back(before);
+    tu_error_restore(&before_it);
+    bool again = there && *seen == meeting.sequence;
+    *seen = there ? meeting.sequence : 0;
+    if (again) {
+        (void)differ_error(group, info, member, purpose);
+        tu_group_end(group, info);
+    }
+    pthread_mutex_unlock(&group->exchange_lock);
+    return again;
 }
 
 tutti_status tu_group_exchange(tutti_group *group, const tu_operation_info *info, const char *purpose,

@@ -71,7 +71,7 @@ typedef struct tu_meeting {
     const int *descriptor; /* as in tu_exchange; on one host only */
     int *descriptors;
     bool *complete;                                      /* as in tu_exchange */
-    tutti_status (*compare)(void *argument, int member); /* as in tu_exchange, or NULL; on one host only */
+    tutti_status (*compare)(void *argument, int member); /* as in tu_exchange, or NULL */
     void *argument;
 } tu_meeting;
 tutti_status tu_meet(tutti_world *world, const tu_meeting *meeting, const void *payload, size_t bytes,
@@ -92,8 +92,12 @@ tutti_status tu_group_agree(tutti_group *group, bool mine, int64_t timeout_ns, b
 /* Ends the record of an operation that failed alike for all, which ends nothing. */
 tutti_status tu_group_leave_agreement(tutti_group *group, uint64_t ticket, tutti_status status);
 
-/* "rank 3 (pid 71, last completed all_reduce 4 here, now in barrier 2 of group 1 for 0.3 s)". */
-void tu_group_describe(tutti_group *group, int member, char *text, size_t bytes);
+/* Appends to the error of a wait that ran out of time: ". Missing: rank 3 (pid 71, last completed all_reduce 4 here,
+ * now in barrier 2 of group 1 for 0.3 s)" and the like of the others; members on other hosts are asked. `count` members
+ * are missing; the first TUTTI_ERROR_RANKS are listed. */
+void tu_group_append_missing(tutti_group *group, const int *members, int count);
+/* Then what to try. */
+void tu_group_append_remedy(const tutti_group *group);
 
 /* Publishes the cause for members on other hosts; nothing for a group on one host. */
 void tu_group_tell_hosts(tutti_group *group, const tu_cause *cause);
@@ -105,6 +109,9 @@ bool tu_group_ask_store(tutti_group *group);
 /* For a rank that waits in an operation of a group across hosts, and looks now and then: whether the others are in a
  * vote instead, and have been at the last look (*seen: 0 before the first). Then they are told, and the group ends. */
 bool tu_vote_object(tutti_group *group, const tu_operation_info *info, uint64_t *seen);
+/* The same for a member that is in an exchange through the store which this rank has not come to. One that has done
+ * what this rank waits for may be there, too: so this is for who has found before each look that it has not. */
+bool tu_exchange_object(tutti_group *group, const tu_operation_info *info, int member, uint64_t *seen);
 /* To the members on this host: ends group->here too. False: one of them has, before. */
 bool tu_group_pass_on(tutti_group *group, const tu_cause *cause);
 

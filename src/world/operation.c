@@ -590,15 +590,8 @@ static char process_state(int pid) {
     return after_name != NULL && after_name[1] == ' ' ? after_name[2] : 0;
 }
 
-void tu_group_describe(tutti_group *group, int member, char *text, size_t bytes) {
-    tu_job *job = group->world->job;
-    char who[48];
-    snprintf(text, bytes, "%s (", rank_text(group, member, who));
-    int rank = group->job_ranks[member];
-    if (rank < 0) {
-        append(text, bytes, "on host %s)", tu_job_host(job, group->ranks[member]));
-        return;
-    }
+/* rank: of the job. */
+static void append_doing(tu_job *job, int rank, uint64_t group_key, char *text, size_t bytes) {
     const tu_recorder *recorder = tu_job_recorder(job, rank);
     tu_death who_it_is;
     tu_death_describe(job, rank, &who_it_is);
@@ -607,7 +600,7 @@ void tu_group_describe(tutti_group *group, int member, char *text, size_t bytes)
     if (state == 'T' || state == 't')
         append(text, bytes, ", stopped by a signal or a debugger");
     tu_record_view view;
-    if (tu_recorder_last(recorder, group->key, &view)) {
+    if (tu_recorder_last(recorder, group_key, &view)) {
         append(text, bytes, ", last completed %s %llu here", tu_operation_name((tu_operation)view.info.operation),
                (unsigned long long)view.info.sequence);
     } else {
@@ -616,10 +609,71 @@ void tu_group_describe(tutti_group *group, int member, char *text, size_t bytes)
     if (tu_recorder_current(recorder, 0, &view)) {
         char doing[160];
         tu_record_text(recorder, &view, doing, sizeof doing);
-        append(text, bytes, ", now in %s for %.1f s)", doing, (double)(tu_clock_now() - view.created_ns) / 1e9);
+        append(text, bytes, ", now in %s for %.1f s", doing, (double)(tu_clock_now() - view.created_ns) / 1e9);
     } else {
-        append(text, bytes, ", now in no call of Tutti)");
+        append(text, bytes, ", now in no call of Tutti");
     }
+}
+
+void tu_world_doing(const tutti_world *world, uint64_t group_key, char *text, size_t bytes) {
+    text[0] = 0;
+    append_doing(world->job, world->local_rank, group_key, text, bytes);
+}
+
+#define DESCRIBED 8
+#define DESCRIPTION 448
+
+/* Those of the members that are on other hosts are asked what they do. */
+static void ask_hosts(tutti_group *group, const int *members, int count, tu_doing doings[DESCRIBED]) {
+    int asked = 0;
+    for (int i = 0; i < count; i++) {
+        if (group->job_ranks[members[i]] >= 0)
+            continue;
+        doings[asked].rank = group->ranks[members[i]];
+        snprintf(doings[asked++].text, TU_DOING_BYTES,
+                 "this rank has no connection to other hosts yet, so it cannot be asked what it does");
+    }
+    /* Pairs with the release of whoever opened the network. */
+    void (*inquire)(tutti_group *, tu_doing *, int) =
+        atomic_load_explicit(&group->world->inquire_hosts, memory_order_acquire);
+    if (asked > 0 && inquire != NULL)
+        inquire(group, doings, asked);
+}
+
+/* At most DESCRIBED members: "rank 3 (pid 71, last completed all_reduce 4 here, now in barrier 2 of group 1 for 0.3 s);
+ * rank 5 (on host b, pid …)". */
+static void describe(tutti_group *group, const int *members, int count, char text[DESCRIBED * DESCRIPTION]) {
+    tu_job *job = group->world->job;
+    tu_doing doings[DESCRIBED];
+    int at = 0;
+    ask_hosts(group, members, count, doings);
+    text[0] = 0;
+    for (int i = 0; i < count; i++) {
+        char who[48], one[DESCRIPTION];
+        int rank = group->job_ranks[members[i]];
+        snprintf(one, sizeof one, "%s%s (", i > 0 ? "; " : "", rank_text(group, members[i], who));
+        if (rank >= 0)
+            append_doing(job, rank, group->key, one, sizeof one - 1);
+        else
+            append(one, sizeof one - 1, "on host %s, %s", tu_job_host(job, group->ranks[members[i]]),
+                   doings[at++].text);
+        append(text, DESCRIBED * DESCRIPTION, "%s)", one);
+    }
+}
+
+void tu_group_append_missing(tutti_group *group, const int *members, int count) {
+    char text[DESCRIBED * DESCRIPTION];
+    int shown = count < DESCRIBED ? count : DESCRIBED;
+    describe(group, members, shown, text);
+    if (count > 0)
+        tu_error_append(". Missing: %s", text);
+    if (count > shown)
+        tu_error_append("; and %d more", count - shown);
+}
+
+void tu_group_append_remedy(const tutti_group *group) {
+    tu_error_append(". `tutti ps%s` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time",
+                    group->local ? "" : " --hosts A,B");
 }
 
 /* Of a send or receive: it concerns its peer alone, or anybody. */
@@ -631,8 +685,8 @@ static tutti_status message_timeout(const tu_group_wait *wait) {
     tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s gave up %s after %s", rank_text(group, group->rank, me), operation,
              tu_duration_of(info->timeout_ns).text);
     if (info->root >= 0 && info->root < group->size && info->root != group->rank) {
-        char text[384];
-        tu_group_describe(group, info->root, text, sizeof text);
+        char text[DESCRIBED * DESCRIPTION];
+        describe(group, &info->root, 1, text);
         tu_error_append("; it waited for %s", text);
         tu_error_at_fault(info->root);
     } else if (info->root < 0) {
@@ -645,7 +699,7 @@ static tutti_status timeout_error(const tu_group_wait *wait) {
     tutti_group *of = wait->group, *group = tu_group_known(of);
     char operation[160], me[48];
     tu_operation_text(group, wait->info, operation, sizeof operation);
-    char arrived[256] = "", missing[1400] = "";
+    char arrived[256] = "";
     int arrived_count = 1, missing_count = 0;
     int missing_ranks[TUTTI_ERROR_RANKS];
     append(arrived, sizeof arrived, "%d", group->rank);
@@ -658,25 +712,17 @@ static tutti_status timeout_error(const tu_group_wait *wait) {
             append(arrived, sizeof arrived, ", %d", member);
             continue;
         }
-        if (missing_count < 8) {
-            char text[384];
-            tu_group_describe(group, member, text, sizeof text);
-            append(missing, sizeof missing, "%s%s", missing_count > 0 ? "; " : "", text);
-        }
         if (missing_count < TUTTI_ERROR_RANKS)
             missing_ranks[missing_count] = member;
         missing_count++;
     }
     tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s: %s waited %s", operation, rank_text(group, group->rank, me),
              tu_duration_of(wait->info->timeout_ns).text);
-    if (missing_count > 0)
-        tu_error_append(". Missing: %s", missing);
-    if (missing_count > 8)
-        tu_error_append("; and %d more", missing_count - 8);
+    tu_group_append_missing(group, missing_ranks, missing_count);
     /* A signal concerns its two ranks alone. Of ranks on other hosts nobody knows that they have come. */
     if (!tu_operation_row_of(wait->info->operation)->timeout_ends_call && group->local)
         tu_error_append(". %d of %d ranks have come (%s)", arrived_count, group->size, arrived);
-    tu_error_append(". `tutti ps` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time");
+    tu_group_append_remedy(group);
     for (int i = 0; i < missing_count && i < TUTTI_ERROR_RANKS; i++)
         tu_error_at_fault(missing_ranks[i]);
     return tu_error_where(group->name, tu_operation_name((tu_operation)wait->info->operation), wait->info->sequence,

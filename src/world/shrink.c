@@ -93,22 +93,19 @@ static tutti_status lock(call *this) {
 static tutti_status late_error(const call *this) {
     tutti_group *group = this->group;
     const char *what = tu_operation_name((tu_operation)this->info.operation);
-    tu_error(TUTTI_ERROR_TIMEOUT,
-             "timeout: %s of group %s waited %s for ranks that live but do not come. Missing: ", what, group->name,
-             tu_duration_of(this->info.timeout_ns).text);
-    int told = 0;
+    tu_error(TUTTI_ERROR_TIMEOUT, "timeout: %s of group %s waited %s for ranks that live but do not come", what,
+             group->name, tu_duration_of(this->info.timeout_ns).text);
+    int missing[TUTTI_ERROR_RANKS], count = 0;
     for (int member = 0; member < group->size; member++) {
         if (!this->members[member])
             continue;
-        char text[384];
-        tu_group_describe(group, member, text, sizeof text);
-        if (told < 8)
-            tu_error_append("%s%s", told > 0 ? "; " : "", text);
-        if (told++ < TUTTI_ERROR_RANKS)
+        if (count < TUTTI_ERROR_RANKS) {
+            missing[count] = member;
             tu_error_at_fault(member);
+        }
+        count++;
     }
-    if (told > 8)
-        tu_error_append("; and %d more", told - 8);
+    tu_group_append_missing(group, missing, count);
     if (tu_operation_row_of(this->info.operation)->excludes_late)
         tu_error_append(". Let them call tutti_group_shrink too, or exclude them (tutti_shrink_options.exclude)");
     return TUTTI_ERROR_TIMEOUT;

@@ -39,6 +39,13 @@ typedef enum tu_way {
     TU_WAY_CLOSED    /* that rank has closed its world */
 } tu_way;
 
+/* What a rank on another host does: its answer, or why there is none. */
+#define TU_DOING_BYTES 320
+typedef struct tu_doing {
+    int rank; /* of the world */
+    char text[TU_DOING_BYTES];
+} tu_doing;
+
 struct tutti_world {
     char name[64];
     int rank, size;             /* world ranks */
@@ -76,6 +83,9 @@ struct tutti_world {
     /* Likewise: whether a member on another host waits for this rank in an operation, as it has told: its number, and
      * what it is in words. */
     _Atomic(bool (*)(tutti_group *, int member, uint64_t *sequence, char *text, size_t bytes)) asked_by_hosts;
+    /* Likewise: asks ranks on other hosts what they do, for an error that names them. Waits a moment for answers, past
+     * any deadline. */
+    _Atomic(void (*)(tutti_group *, tu_doing *, int count)) inquire_hosts;
     /* Likewise: leaves this rank's record in the store. */
     _Atomic(tutti_status (*)(tutti_world *)) publish_hosts;
     /* Likewise: a group across hosts is released, used or not: what comes for it is for nobody. */
@@ -285,6 +295,9 @@ void tu_group_wait_init(tu_group_wait *wait, tutti_group *group, const tu_operat
  * rank, who arrived, who is missing and what each of them is doing instead), STATE becomes the group's cause,
  * INTERRUPTED its sentence; what the check wrote stays. */
 tutti_status tu_group_wait_error(const tu_group_wait *wait, tutti_status status);
+
+/* What this rank does, and what it completed last in a group, in words: for members on other hosts that ask. */
+void tu_world_doing(const tutti_world *world, uint64_t group_key, char *text, size_t bytes);
 
 /* Compares what a member has recorded with what this rank does, or did under the number where the member still is: a
  * mismatch is an error that shows both. For waits that do not go through tu_group_wait. */

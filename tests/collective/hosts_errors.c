@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <tutti/collective.h>
 #include <tutti/fault.h>
+#include <tutti/memory.h>
 #include <tutti/store.h>
 #include <tutti/trace.h>
 
@@ -252,9 +253,66 @@ TEST(splits_that_differ_on_one_host_are_told_in_elements_and_ranks_of_the_group)
     on_hosts(two_and_two, 4, splits_differ);
 }
 
-/* ---- deaths ---- */
+/* ---- collectives against what members agree on through the store ---- */
 
 static bool set_up; /* whether a call went well before */
+
+static tutti_status meet_for_memory(tutti_group *group, tutti_memory *memory) {
+    tutti_peers *peers;
+    return tutti_memory_rendezvous(memory, group, &peers);
+}
+
+static tutti_status split_in_two(tutti_group *group, tutti_memory *memory) {
+    static const int first[] = { 0, 1 }, second[] = { 2, 3 };
+    tutti_group *half;
+    (void)memory;
+    return tutti_group_split(group, (const int *const[]){ first, second }, (const int[]){ 2, 2 }, 2, NULL, &half);
+}
+
+static struct {
+    tutti_status (*call)(tutti_group *group, tutti_memory *memory);
+    const char *name;
+} agreement;
+
+static void some_agree(tutti_world *world) {
+    tutti_group *group = backwards(world);
+    tutti_memory *memory;
+    CHECK_OK(tutti_memory_alloc(world, 4096, NULL, &memory));
+    if (set_up)
+        meet_well(world, group);
+    CHECK_STATUS(odd[tutti_group_rank(group)] ? meet(group) : agreement.call(group, memory), TUTTI_ERROR_MISMATCH);
+    check_says("the ranks disagree");
+    check_says("barrier");
+    check_says(agreement.name);
+    CHECK_STATUS(tutti_barrier(group, NULL), TUTTI_ERROR_MISMATCH);
+    tutti_memory_release(memory);
+    tutti_group_release(group);
+}
+
+/* One rank and one host call a barrier, with and without a call before. */
+static void with_some_in_a_barrier(void) {
+    static const int ranges[][2] = { { 0, 0 }, { 3, 3 }, { 0, 1 }, { 2, 3 }, { 1, 3 } };
+    for (size_t i = 0; i < 2 * sizeof ranges / sizeof *ranges; i++) {
+        set_up = i % 2 != 0;
+        for (int rank = 0; rank < 4; rank++)
+            odd[rank] = rank >= ranges[i / 2][0] && rank <= ranges[i / 2][1];
+        on_hosts(two_and_two, 4, some_agree);
+    }
+}
+
+TEST(a_barrier_on_some_ranks_and_a_rendezvous_on_others_are_told_with_both_sides) {
+    agreement.call = meet_for_memory;
+    agreement.name = "rendezvous";
+    with_some_in_a_barrier();
+}
+
+TEST(a_barrier_on_some_ranks_and_a_split_on_others_are_told_with_both_sides) {
+    agreement.call = split_in_two;
+    agreement.name = "group_split";
+    with_some_in_a_barrier();
+}
+
+/* ---- deaths ---- */
 
 static void one_is_killed(tutti_world *world) {
     make_buffers();

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What may come from other hosts as messages: any header, any data, in any order, while this rank posts, sends, writes,
- * asks, has windows open, and shares a block by key with others that do so too. The network is the real one; a part
- * that only looks at what it is given takes UCX's place.
+ * asks, has windows open, waits to hear what the others do, and shares a block by key with others that do so too. The
+ * network is the real one; a part that only looks at what it is given takes UCX's place.
  * rooms: base kernel store job hosts world memory backend/shm
  *
  * A message is seven bytes, what it says, and its data: bits of the first byte choose a header of raw bytes, and
@@ -136,6 +136,8 @@ typedef struct target {
     tu_network_fetch get;
     bool asked;
     tu_network_share *share;
+    tu_network_inquiry inquiry;
+    tu_doing *doings; /* exactly as many as there are others */
 } target;
 
 static void told(void *argument, int member, uint32_t what, uint32_t channel, uint32_t value) {
@@ -201,6 +203,14 @@ static void open_target(target *of) {
     tu_network_window_open(of->side, &of->window);
     of->network.state = of;
     share_block(of);
+    of->doings = calloc(RANKS - 1, sizeof *of->doings);
+    FUZZ_CHECK(of->doings != NULL);
+    of->inquiry = (tu_network_inquiry){ .number = 3, .doings = of->doings, .count = RANKS - 1 };
+    of->network.inquiry = &of->inquiry;
+    for (int rank = 1; rank < RANKS; rank++) {
+        of->doings[rank - 1].rank = rank;
+        of->network.peers[rank].question = of->inquiry.number;
+    }
     tu_network_enter_saying(of->side, 1, &(tu_network_said){ .signature = 9 });
     tu_network_leave(of->side);
 }
@@ -226,6 +236,7 @@ static void close_target(target *of) {
     free(of->side->flows);
     free(of->side->puts);
     free(of->side);
+    free(of->doings);
     free(of->network.peers);
     pthread_mutex_destroy(&of->network.lock);
     for (int i = 0; i < RECEIPTS + 2; i++)
@@ -358,6 +369,12 @@ static void fuzz_one(const uint8_t *data, size_t bytes) {
     }
     for (int i = 200; i < 208; i++)
         FUZZ_CHECK(of.buffers[RECEIPTS][i] == 0); /* between what may be put and the words */
+    for (int i = 0; i < RANKS - 1; i++) {
+        size_t length = strnlen(of.doings[i].text, TU_DOING_BYTES);
+        FUZZ_CHECK(length < TU_DOING_BYTES);
+        for (size_t at = 0; at < length; at++)
+            FUZZ_CHECK(of.doings[i].text[at] >= ' ' && of.doings[i].text[at] <= '~');
+    }
     close_target(&of);
 }
 

@@ -172,7 +172,7 @@ static void one_is_missing(tutti_world *world) {
         CHECK_STATUS(
             tutti_group_new(world, NULL, 0, TUTTI_OPTIONS(tutti_group_options, .timeout_ns = test_moment()), &group),
             TUTTI_ERROR_TIMEOUT);
-        CHECK_MESSAGE("2 on ");
+        CHECK_MESSAGE("Missing: rank 2 (");
     }
     /* The missing one waits here while the others wait for it: for longer than they do, however busy the machine is. */
     CHECK_OK(tutti_store_barrier(tutti_world_store(world), "end", 4, 60 * test_moment()));
