@@ -760,13 +760,12 @@ static tutti_status look_once(tu_network *network, int rank) {
     record_key(rank, key);
     if (network->peers[rank].known)
         return TUTTI_OK;
+    tu_watch *before = tu_watch_thread(network->world->asking, false);
     tutti_status status = tutti_store_check(network->world->store, keys, 1, &present);
-    if (status != TUTTI_OK || !present)
-        return status;
-    tu_watch *before = tu_watch_thread(network->world->calm, false);
-    status = tutti_store_get(network->world->store, key, TU_SECOND, &value, &bytes);
+    if (status == TUTTI_OK && present)
+        status = tutti_store_get(network->world->store, key, TU_SECOND, &value, &bytes);
     tu_watch_thread_back(before);
-    if (status != TUTTI_OK)
+    if (status != TUTTI_OK || !present)
         return status;
     status = learn(network, rank, value, bytes);
     free(value);

@@ -95,7 +95,10 @@ void tu_group_tell_hosts(tutti_group *group, const tu_cause *cause) {
     cause_key(group->key, key);
     tutti_error_copy error;
     tu_error_save(&error); /* what the store says here is of no interest */
-    if (tutti_store_set(group->world->store, key, cause, sizeof *cause) != TUTTI_OK)
+    tu_watch *before = tu_watch_thread(group->world->asking, false);
+    tutti_status status = tutti_store_set(group->world->store, key, cause, sizeof *cause);
+    tu_watch_thread_back(before);
+    if (status != TUTTI_OK)
         TU_LOG(TUTTI_LOG_WARN, group->world->log, "world", "other hosts could not be told that group %s ended: %s",
                group->name, tutti_error_message());
     tu_error_restore(&error);
@@ -122,14 +125,14 @@ static void hear(tutti_world *world, const tu_meeting *meeting) {
     const char *keys[1] = { key };
     bool present = false;
     cause_key(meeting->key, key);
-    if (tutti_store_check(world->store, keys, 1, &present) != TUTTI_OK || !present)
-        return;
     void *value;
     size_t bytes;
-    tu_watch *before = tu_watch_thread(world->calm, false);
-    tutti_status status = tutti_store_get(world->store, key, TU_SECOND, &value, &bytes);
+    tu_watch *before = tu_watch_thread(world->asking, false);
+    tutti_status status = tutti_store_check(world->store, keys, 1, &present);
+    if (status == TUTTI_OK && present)
+        status = tutti_store_get(world->store, key, TU_SECOND, &value, &bytes);
     tu_watch_thread_back(before);
-    if (status != TUTTI_OK)
+    if (status != TUTTI_OK || !present)
         return;
     if (bytes == sizeof(tu_cause))
         (void)take_over(meeting->page, meeting->count, value);
@@ -189,7 +192,10 @@ static bool came(tutti_world *world, const tu_meeting *meeting, int member) {
     const char *keys[1] = { key };
     bool present = false;
     record_key(meeting, meeting->sequence, member, key);
-    return tutti_store_check(world->store, keys, 1, &present) == TUTTI_OK && present;
+    tu_watch *before = tu_watch_thread(world->asking, false);
+    tutti_status status = tutti_store_check(world->store, keys, 1, &present);
+    tu_watch_thread_back(before);
+    return status == TUTTI_OK && present;
 }
 
 /* Everything that can end the wait for `member` besides its record. */
@@ -323,7 +329,9 @@ static tutti_status through_store(tutti_world *world, const tu_meeting *meeting,
         /* Everybody is in this exchange, so everybody has left the one before. */
         bool existed;
         record_key(meeting, meeting->sequence - 1, meeting->me, key);
+        tu_watch *watched = tu_watch_thread(world->asking, false);
         status = tutti_store_delete(world->store, key, &existed);
+        tu_watch_thread_back(watched);
     }
     if (status == TUTTI_OK) /* slices of waits ran out on the way; what this rank tells of may be its own error */
         (void)tu_error_restore(&before);

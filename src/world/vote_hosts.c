@@ -745,7 +745,7 @@ bool tu_vote_object(tutti_group *group, const tu_operation_info *info, uint64_t 
     holding this = { .group = group, .store = group->world->store, .words = ((size_t)group->size + 63) / 64 };
     tutti_error_copy before_it;
     tu_error_save(&before_it);
-    tu_watch *before = tu_watch_thread(group->world->calm, false);
+    tu_watch *before = tu_watch_thread(group->world->asking, false);
     uint64_t attempt = vote_of_others(&this, &other);
     bool again = attempt != 0 && attempt == *seen;
     *seen = attempt;

@@ -149,6 +149,7 @@ static void free_world(tutti_world *world) {
     tu_watch_end(world->watch); /* a clone of the store may live on */
     tu_watch_release(world->watch);
     tu_watch_release(world->calm);
+    tu_watch_release(world->asking);
     free(world->mourned);
     tu_news_close(world->news);
     world->news = NULL;
@@ -255,6 +256,24 @@ static tutti_status look_calmly(void *argument) {
     return TUTTI_OK;
 }
 
+/* A server that the launchers have lost answers nothing any more, and whoever asks it on the way to something else has
+ * to go on. That costs the connection, so nothing less ends a question: a server that is busy is waited for, and the
+ * connection to one that is lost is made anew where another takes its place (tu_world_follow). */
+static tutti_status look_for_server(void *argument) {
+    const tutti_world *world = argument;
+    const tu_news *news = world->news;
+    char text[256];
+    int port;
+    if (news == NULL)
+        return TUTTI_OK;
+    bool moved = tu_news_store(news, text, sizeof text, &port) !=
+                 atomic_load_explicit(&world->moves, memory_order_acquire); /* pairs with tu_world_follow */
+    if (!moved && !tu_news_electing(news) && !tu_news_cut_off(news, text, sizeof text))
+        return TUTTI_OK;
+    return tu_error(TUTTI_ERROR_NETWORK, "the launchers have lost the one that serves the store of world \"%s\"",
+                    world->name);
+}
+
 /* Waits on the world's store end with a death that nobody was told of yet, an abort, an interrupt or the close. */
 static tutti_status look_at_world(void *argument) {
     tutti_world *world = argument;
@@ -281,6 +300,8 @@ static tutti_status watch_store(tutti_world *world) {
     if (world->store == NULL)
         return TUTTI_OK;
     tutti_status status = tu_watch_new(look_calmly, world, false, &world->calm);
+    if (status == TUTTI_OK)
+        status = tu_watch_new(look_for_server, world, true, &world->asking);
     if (status == TUTTI_OK)
         status = tu_watch_new(look_at_world, world, false, &world->watch);
     if (status == TUTTI_OK)

@@ -58,6 +58,7 @@ struct tutti_world {
     tutti_store *store; /* prefixed; NULL when alone or fake */
     tu_watch *watch;    /* over waits on the store; NULL when alone or fake */
     tu_watch *calm;     /* the same for waits on behalf of some ranks, which know themselves whose deaths end them */
+    tu_watch *asking;   /* over questions that the store's server answers at once, if there is one: look_for_server */
     _Atomic uint32_t moves; /* tu_news_store of the store that this rank has followed: tu_world_follow */
     _Atomic bool *mourned;  /* by world rank: its death was told by tutti_world_next_event, or a shrink left it out: it
                                ends no wait on the store any more */

@@ -8,7 +8,7 @@ import tempfile
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "support"))
 from training import lose, over_hosts  # noqa: E402 (first: it finds the others)
-from cases import contains, equal, main  # noqa: E402
+from cases import contains, equal, main, wait_for  # noqa: E402
 from jobs import SILENCE  # noqa: E402
 
 PORT = 29761
@@ -85,6 +85,26 @@ def a_shrink_that_is_half_done_when_the_store_moves_begins_anew_by_itself():
         return found
     contains(found[1][2], "rank 3 kills the launcher before its ballot")
     equal(found[0][1], 0)
+    return None
+
+
+@over_hosts
+def whoever_asks_a_store_that_stands_still_goes_on_once_its_launcher_is_lost():
+    # Connections show that rank 0 has died, and nobody tells why: the others ask the store, which stands still with its launcher.
+    def stand_still(_, job):
+        pid = job.launcher_pid(0)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            os.kill(job.rank_pids()[0], signal.SIGKILL)
+            wait_for(lambda: all(launcher.poll() is not None for launcher in job.launchers[1:]), "the other launchers to end")
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    found = lose([1, 1, 1], stand_still, {1: 2, 2: 2}, {"TUTTI_HOST_TIMEOUT": SILENCE, "TUTTI_TIMEOUT": "3600"}, port=PORT)
+    if isinstance(found, str):
+        return found
+    equal(found[0][1:], [0, 0])
+    contains(found[1][2], "The job goes on with that of node 1")
     return None
 
 
