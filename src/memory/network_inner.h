@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Inside the network: what network.c (the world's side) and network_group.c (a group's side) share.
+ * Inside the network: what network.c (the world's side), network_reach.c (who is where) and network_group.c (a
+ * group's side) share.
  */
 #ifndef TU_MEMORY_WIRE_INNER_H
 #define TU_MEMORY_WIRE_INNER_H
@@ -241,6 +242,12 @@ void tu_network_letters_settle(tu_network_group *side, int rank); /* there is a 
 void tu_network_letter_keep(tu_network_group *side, int member, tu_network_kept *kept);
 void tu_network_letter_read(tu_network_group *side, int member, uint64_t bytes);
 tutti_status tu_network_get(tutti_world *world, tu_network **network);
+/* Where this rank can be reached, in the store (network_reach.c). */
+tutti_status tu_network_leave_record(tu_network *network);
+/* Reads the record of a rank, if it is there already. */
+tutti_status tu_network_look_once(tu_network *network, int rank);
+/* To a rank whose record is known. */
+tutti_status tu_network_connect_to(tu_network *network, int rank);
 /* Peers that this rank is connected to. */
 int tu_network_connections(tu_network *network);
 
