@@ -301,7 +301,7 @@ def the_trace_opens_as_chrome_expects_it():
         equal([event["name"] for event in slices if event["pid"] == 0], ["all_reduce"] * 3 + ["barrier"])
         equal(min(event["ts"] for event in slices), 0)  # times count from the first operation
         for event in slices:
-            assert event["dur"] > 0 and event["ts"] < LIMIT * 1e6, event
+            assert event["dur"] >= 0 and event["ts"] < LIMIT * 1e6, event  # counters of some processors step by many cycles
         reduction = next(event["args"] for event in slices if event["name"] == "all_reduce")
         equal((reduction["count"], reduction["bytes"]), (4, 16))
         assert re.fullmatch("[a-z_]+", reduction["algorithm"]), reduction
