@@ -12,7 +12,7 @@ from typing import Any, List, Set
 
 from ._library import constants, lib
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may come while the main thread has it, and call a group
 _main = threading.main_thread()
 worlds: Set[int] = set()  # those of several ranks that are open; a call of the tensor library may wait for any of them
 also: List[Any] = []  # others whose calls the main thread may wait in: inside() is the number of one, interrupt(number) ends it
@@ -89,7 +89,7 @@ def _in_child():
     """A forked child has its parent's descriptor: the child's signals would end the parent's waits. It is told of them where it was before; locks and worlds are the
     parent's, too."""
     global _lock, _main, _inside, _interrupted, _poller
-    _lock, _main, _inside, _interrupted, _poller = threading.Lock(), threading.main_thread(), None, False, None
+    _lock, _main, _inside, _interrupted, _poller = threading.RLock(), threading.main_thread(), None, False, None
     worlds.clear()
     if not _started:
         return

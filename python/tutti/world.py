@@ -154,15 +154,16 @@ class _Awaited:
         if self._process != os.getpid():  # a forked child has none of its parent's threads
             self._lock, self._pending, self._process = threading.Lock(), [], os.getpid()
         with self._lock:
+            if not self._pending:  # before it is noted: without a thread nothing is, and the next one tries again
+                threading.Thread(target=self._run, name="tutti await", daemon=True).start()
             self._pending.append((work, loop, future))
-            if len(self._pending) > 1:
-                return
-        threading.Thread(target=self._run, name="tutti await", daemon=True).start()
 
     def _run(self) -> None:
         while True:
             with self._lock:
                 pending = list(self._pending)
+            if not pending:  # an interrupt came in between
+                return
             lib.tutti_work_wait(pending[0][0]._handle, 1_000_000)
             over = [entry for entry in pending if entry[2].done() or finished(entry[0]._handle)]
             for work, loop, future in over:

@@ -409,6 +409,54 @@ def ctrl_c_ends_an_await():
     assert child.communicate(timeout=300)[0] == "heard [5]\n" and child.returncode == 0  # and not the receive's deadline
 
 
+def an_await_whose_thread_does_not_start_is_the_only_one_that_fails():
+    import asyncio
+    start = threading.Thread.start
+
+    def failing(thread):
+        threading.Thread.start = start
+        raise RuntimeError("can't start new thread")
+
+    async def main(group):
+        first, second = (group.recv(array.array("i", [0]), source=0, tag=tag, wait=False) for tag in (1, 2))
+        threading.Thread.start = failing
+        try:
+            await first
+            raise AssertionError("the thread was started")
+        except RuntimeError:
+            pass
+        waits = asyncio.ensure_future(_of(second))
+        await asyncio.sleep(0)
+        group.send(array.array("i", [7]), to=0, tag=1)
+        group.send(array.array("i", [8]), to=0, tag=2)
+        return list(await asyncio.wait_for(waits, 60)), list(first.wait())
+
+    async def _of(work):
+        return await work
+
+    with tutti.World() as world:
+        assert asyncio.run(main(world.group)) == ([8], [7])
+
+
+def a_handler_may_call_the_group_wherever_it_comes():
+    """Also where the package looks at signals that came before a call: a handler runs between any two steps of Python."""
+    program = ("import array, signal, tutti\n"
+               "from tutti import _interrupt\n"
+               "world, taken, take = tutti.World(), [], _interrupt._take\n"
+               "signal.signal(signal.SIGUSR1, lambda number, frame: taken.append(list(world.group.all_reduce(array.array('i', [3])))))\n"
+               "class Poller:\n"
+               "    def poll(self, limit):\n"
+               "        return True\n"
+               "def signalled():\n"
+               "    _interrupt._take = take\n"
+               "    signal.raise_signal(signal.SIGUSR1)\n"
+               "    return take()\n"
+               "_interrupt._poller, _interrupt._take = Poller(), signalled\n"
+               "world.group.barrier()\n"
+               "print(taken, flush=True)\n")
+    assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60).stdout == "[[3]]\n"
+
+
 def handler(kind):
     """A program that is sent SIGINT while it waits for another rank, with a handler that only notes it."""
     return ("import array, os, signal, sys, threading, time, tutti\n"
@@ -671,6 +719,7 @@ if __name__ == "__main__":
          numpy_arrays_of_every_type, the_program_of_the_page_for_numpy_computes, errors_are_exceptions, a_death_reaches_the_others_and_the_parent,
          whoever_waits_for_a_rank_that_goes_on_when_another_has_failed_is_told_why, the_launcher_starts_scripts, ctrl_c_ends_a_wait, ctrl_c_ends_waits_of_every_kind,
          ctrl_c_that_was_heard_ends_no_later_call, ctrl_c_ends_an_await, a_handler_that_raises_nothing_ends_nothing,
+         an_await_whose_thread_does_not_start_is_the_only_one_that_fails, a_handler_may_call_the_group_wherever_it_comes,
          ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused,
          buffers_that_do_not_fit_are_refused, closed_groups_say_so, what_an_interrupt_leaves_running_keeps_its_buffers,
          an_interrupt_while_a_work_is_dropped_frees_nothing, a_signal_of_a_forked_child_ends_nothing_here,

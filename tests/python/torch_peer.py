@@ -244,6 +244,24 @@ def messages(rank, size, gloo):
         assert pair == [0, ""]
 
 
+def dropped_after_a_failure():
+    """A work on a GPU that nobody waited for, and that cannot be joined (here there is no GPU), frees its buffers and says nothing."""
+    from tutti import world as module
+    from tutti.torch import cuda
+    if torch.cuda.is_available():
+        return
+    told, before = [], sys.unraisablehook
+    place = module.hold(None)
+    number, sys.unraisablehook = id(place), lambda about: told.append(about.exc_value)
+    try:
+        work = cuda.Work(None, place, torch.device("cuda", 0), [], None, lambda: None)
+        assert number in module._running
+        del work
+    finally:
+        sys.unraisablehook = before
+    assert number not in module._running and not told, told
+
+
 def works(rank, size, gloo):
     tensor = torch.ones(3)
     work = dist.all_reduce(tensor, async_op=True)
@@ -294,6 +312,13 @@ def works(rank, size, gloo):
     del dropped  # its buffers stay until it has ended
     dist.barrier()
     assert big[0] == size
+    gathered = [torch.zeros(1 << 14) for _ in range(size)]
+    for _ in range(100):  # the thread of futures frees the input, for which it takes Python's lock, while this one asks
+        work = dist.all_gather(gathered, torch.ones(1 << 14), async_op=True)
+        future = work.get_future()
+        while not work.is_completed():
+            pass
+        future.wait()
     dist.barrier(async_op=True).wait()
     tutti.torch.monitored_barrier()
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # a group in C++ knows numbers of PyTorch's own backends alone
@@ -301,6 +326,7 @@ def works(rank, size, gloo):
     dist.barrier()
     assert backend._get_sequence_number_for_group() == before + 1
     assert dist.get_backend() == "tutti" and dist.get_rank() == rank and dist.get_world_size() == size
+    dropped_after_a_failure()
     if shimmed():
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             dist.all_reduce(torch.ones(2))

@@ -93,9 +93,13 @@ class Work(dist.Work):
         self._future: Any = None
 
     def __del__(self) -> None:
-        if self._finish is not None and self._process == os.getpid():
-            self._join()  # results belong somewhere, also when nobody waits
-        _drop(self._process, self._place)
+        try:
+            if self._finish is not None and self._process == os.getpid():
+                self._join()  # results belong somewhere, also when nobody waits
+        except Exception:  # there are none: it has failed, which the group's next call says
+            pass
+        finally:
+            _drop(self._process, self._place)
 
     def _join(self) -> None:
         """Orders the current stream after the operation. What is left to do with its results is put into the first stream that comes."""

@@ -260,8 +260,10 @@ class Work : public c10d::Work {
         return tutti_work_test(handle_, &finished) != TUTTI_OK || finished;
     }
 
-    // The operation has ended. The first who notices it does what is left to do.
+    // The operation has ended. The first who notices it does what is left to do. The last reference to a tensor that
+    // Python knows takes the interpreter's lock: nobody waits here with it, as PyTorch's is_completed would.
     void settle(std::exception_ptr error) {
+        Unlocked unlocked;
         std::lock_guard<std::mutex> guard(settling_);
         if (over_)
             return;
@@ -355,9 +357,12 @@ class Work : public c10d::Work {
             place_, Operation{ opType_, nullptr, Milliseconds(0), false, {}, std::move(kept_), std::move(finish_) });
         std::swap(heir->handle_, handle_);
         finish_ = nullptr;
-        if (!device_.is_cpu())
-            heir->join();
-        else if (message_)
+        if (!device_.is_cpu()) {
+            if (tutti_work_join(heir->handle_, current_stream(device_)) == TUTTI_OK)
+                heir->settle(nullptr);
+            else // it has failed, which the group's next call says; a destructor throws nothing
+                heir->finish_ = nullptr;
+        } else if (message_)
             start_thread("tutti message", [heir] { heir->wait_always(); });
         else
             Completer::run(place_->completer, [heir] { heir->wait_always(); });
