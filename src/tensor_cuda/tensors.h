@@ -89,6 +89,7 @@ typedef struct tu_gpu {
     /* Kernels of products that ranks make together, in the order of together.c. NULL: there are none. */
     CUmodule together;
     CUfunction together_kernels[TU_TOGETHER_KERNELS];
+    int together_pairs; /* of their thread blocks, as clusters, that the device holds at once */
     int processors, major, minor;
     tu_device_fault *fault; /* pinned; written by kernels, the first wins */
     CUdeviceptr fault_here;

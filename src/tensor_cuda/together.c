@@ -23,6 +23,35 @@ static const char *const names[TU_TOGETHER_KERNELS] = {
     "kernel_together_e4m3_e5m2_fast", "kernel_together_e5m2_e4m3_fast", "kernel_together_e5m2_e5m2_fast"
 };
 
+/* Thread blocks launched in pairs, or one by one. */
+static CUlaunchAttribute in_clusters(bool pairs) {
+    return (CUlaunchAttribute){ .id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, .value.cluster = { pairs ? 2 : 1, 1, 1 } };
+}
+
+static CUlaunchConfig launch_of(unsigned blocks, CUstream stream, CUlaunchAttribute *attributes, unsigned count) {
+    return (CUlaunchConfig){ .grid_x = blocks,
+                             .grid_y = 1,
+                             .grid_z = 1,
+                             .block_x = TU_TOGETHER_THREADS,
+                             .block_y = 1,
+                             .block_z = 1,
+                             .shared_bytes = TU_TOGETHER_SHARED,
+                             .stream = stream,
+                             .attributes = attributes,
+                             .attribute_count = count };
+}
+
+/* Pairs of thread blocks that the device holds at once; all kernels take the same room. */
+static int count_pairs(const tu_cuda_driver *driver, const tu_gpu *gpu) {
+    CUlaunchAttribute attribute = in_clusters(true);
+    CUlaunchConfig config = launch_of(2, NULL, &attribute, 1);
+    int pairs;
+    return gpu->together_kernels[0] != NULL && driver->cuOccupancyMaxActiveClusters != NULL &&
+                   driver->cuOccupancyMaxActiveClusters(&pairs, gpu->together_kernels[0], &config) == CUDA_SUCCESS
+               ? pairs
+               : 0;
+}
+
 CUresult tu_gpu_together_load(tu_gpus *gpus, tu_gpu *gpu) {
     const tu_cuda_driver *driver = &gpus->driver;
     if (gpu->major != 9 || driver->cuTensorMapEncodeTiled == NULL || driver->cuFuncSetAttribute == NULL ||
@@ -37,6 +66,8 @@ CUresult tu_gpu_together_load(tu_gpus *gpus, tu_gpu *gpu) {
             result = driver->cuFuncSetAttribute(*kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                                 TU_TOGETHER_SHARED);
     }
+    if (result == CUDA_SUCCESS)
+        gpu->together_pairs = count_pairs(driver, gpu);
     return result;
 }
 
@@ -126,7 +157,7 @@ static CUresult describe_all(const tu_gpus *gpus, const tu_device_together *prod
     if (!lies_by_rows(product))
         args->right = describe(
             &made, (table){ product->right_dtype, right->data, product->depth, product->columns, right->column },
-            TU_TILE_COLUMNS);
+            TU_RIGHT_COLUMNS);
     else
         args->right =
             describe(&made, (table){ product->right_dtype, right->data, product->columns, product->depth, right->row },
@@ -205,21 +236,25 @@ static tu_together_args arguments(const tu_device_together *product, const tu_ba
 /* One thread block has a whole processor, so those of the kernel in front of it must have ended before its own begin:
  * what overlaps is the launch, with what that one still stores. */
 static CUresult launch(const tu_gpus *gpus, CUfunction kernel, unsigned blocks, CUstream stream, tu_together_args *args,
-                       bool overlaps) {
+                       bool pairs, bool overlaps) {
     void *parameters[1] = { args };
-    CUlaunchAttribute attribute = { .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                                    .value.number = overlaps };
-    CUlaunchConfig config = { .grid_x = blocks,
-                              .grid_y = 1,
-                              .grid_z = 1,
-                              .block_x = TU_TOGETHER_THREADS,
-                              .block_y = 1,
-                              .block_z = 1,
-                              .shared_bytes = TU_TOGETHER_SHARED,
-                              .stream = stream,
-                              .attributes = &attribute,
-                              .attribute_count = 1 };
+    CUlaunchAttribute attributes[2] = {
+        { .id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value.number = overlaps }, in_clusters(pairs)
+    };
+    CUlaunchConfig config = launch_of(blocks, stream, attributes, 2);
     return gpus->driver.cuLaunchKernelEx(&config, kernel, parameters, NULL);
+}
+
+static int64_t tiles_of(int64_t extent, int tile) {
+    return (extent + tile - 1) / tile;
+}
+
+/* Thread blocks may go in pairs where any two tiles that follow each other from an even one on have the same columns,
+ * and are of the same shard: then bands of rows are even (in_bands in together.cu). `most` is what this rank may launch
+ * one by one; of the pairs on the device it has the same share. */
+static unsigned blocks_in_pairs(const tu_gpu *gpu, const tu_device_together *product, int most) {
+    int64_t rows = tiles_of(product->rows, TU_TILE_ROWS) * (product->scatters ? product->size : 1);
+    return rows % 2 != 0 ? 0 : 2 * (unsigned)((int64_t)gpu->together_pairs * most / gpu->processors);
 }
 
 tutti_status tu_gpu_together(void *state, int index, void *stream, const tu_device_together *product,
@@ -231,12 +266,13 @@ tutti_status tu_gpu_together(void *state, int index, void *stream, const tu_devi
     if (status != TUTTI_OK)
         return status;
     tu_together_args args = arguments(product, kernel);
-    int64_t tiles = product->size * ((product->rows + TU_TILE_ROWS - 1) / TU_TILE_ROWS) *
-                    ((product->columns + TU_TILE_COLUMNS - 1) / TU_TILE_COLUMNS);
-    *blocks = (unsigned)(tiles < kernel->blocks ? tiles : kernel->blocks);
+    unsigned paired = blocks_in_pairs(gpu, product, kernel->blocks),
+             most = paired > 0 ? paired : (unsigned)kernel->blocks;
+    int64_t tiles = product->size * tiles_of(product->rows, TU_TILE_ROWS) * tiles_of(product->columns, TU_TILE_COLUMNS);
+    *blocks = tiles < most ? (unsigned)tiles : most;
     CUresult result = describe_all(gpus, product, &args);
     if (result == CUDA_SUCCESS)
-        result = launch(gpus, kernel_of(gpu, product), *blocks, stream, &args, kernel->overlaps);
+        result = launch(gpus, kernel_of(gpu, product), *blocks, stream, &args, paired > 0, kernel->overlaps);
     if (result != CUDA_SUCCESS)
         status = tu_gpu_error(gpus, result, "launching a product of several ranks");
     tu_gpu_leave(gpus, pushed);

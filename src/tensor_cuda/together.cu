@@ -17,6 +17,10 @@
  * multiplies waits for another rank's sums, so there is always progress; no more thread blocks are launched than fit
  * beside those of the other ranks on the device.
  *
+ * PAIRS: two thread blocks that are launched as a cluster have tiles one above the other. Each reads half of the
+ * columns of the right matrix, and the copy engine hands them to both: what comes from the second-level cache, and the
+ * energy that takes, is a third less. So a stage is free when both have multiplied, and both make as many tiles.
+ *
  * F8: the tensor cores add with fewer bits than f32 has. So what they have made of 256 elements of the depth is added
  * to sums in f32, half of the columns at a time, while the other team's products are made; where the caller wants fast
  * sums they stay where they are.
@@ -158,7 +162,8 @@ HERE tile in_bands(int index, int rows, int columns, int band) {
 
 /* Bands of a rank's own rows in a scatter: the ranks' rows go in turns, so that all owners are served all the time. */
 HERE int band_of_owner(const tu_together_args &args) {
-    return max(1, BAND / args.size);
+    int band = max(1, BAND / args.size);
+    return band + (band & args.size & 1); /* of all owners an even number, for pairs */
 }
 
 HERE tile tile_at(const tu_together_args &args, int index) {
@@ -293,22 +298,25 @@ template <int Kind> HERE void add_pieces(const tu_together_args &args, uint32_t 
 
 /* ---- one warp asks for what the tensor cores read ---- */
 
-/* What a stage holds: 128 bytes of the depth. */
+/* What a stage holds: 128 bytes of the depth. Of the right matrix one of a pair asks for the first half of the columns,
+ * the other for the second, and both get both. */
 template <class Form, int ByRows>
 HERE void fetch_step(const tu_together_args &args, const room &room, tile at, int step, int stage) {
+    constexpr int width = ByRows ? 64 : TU_RIGHT_COLUMNS; /* columns of the right matrix in a box */
     const tu_tensor_map *left = &args.left[args.scatters ? 0 : at.rank];
-    int columns = TU_TILE_BYTES / Form::element,
+    uint64_t *full = &room.full()[stage];
+    int depth = step * (TU_TILE_BYTES / Form::element),
         row = (args.scatters ? at.rank * args.rows : 0) + at.row * TU_TILE_ROWS;
     uint8_t *to = room.stages + stage * TU_TOGETHER_STAGE_BYTES, *right = to + TU_TILE_ROWS * TU_TILE_BYTES;
-    barrier_expect(&room.full()[stage], TU_TOGETHER_STAGE_BYTES);
-    load_box(to, left, &room.full()[stage], step * columns, row);
-    if (ByRows) {
+    barrier_expect(full, TU_TOGETHER_STAGE_BYTES);
+    load_box(to, left, full, depth, row);
 #pragma unroll
-        for (int i = 0; i < TU_TILE_COLUMNS / 64; i++)
-            load_box(right + i * 64 * TU_TILE_BYTES, &args.right, &room.full()[stage],
-                     at.column * TU_TILE_COLUMNS + i * 64, step * columns);
-    } else {
-        load_box(right, &args.right, &room.full()[stage], step * columns, at.column * TU_TILE_COLUMNS);
+    for (int first = 0; first < TU_TILE_COLUMNS; first += width) {
+        int column = at.column * TU_TILE_COLUMNS + first, x = ByRows ? column : depth, y = ByRows ? depth : column;
+        if (cluster_size() == 1)
+            load_box(right + first * TU_TILE_BYTES, &args.right, full, x, y);
+        else if (first / (TU_TILE_COLUMNS / 2) == cluster_rank())
+            load_box_both(right + first * TU_TILE_BYTES, &args.right, full, x, y);
     }
 }
 
@@ -496,11 +504,17 @@ HERE void next_stage(place &at) {
     }
 }
 
+/* By a team that has multiplied a stage: to both of a pair, since either fills it in both. */
+HERE void free_stage(const room &room, int stage) {
+    int thread = threadIdx.x % 128;
+    if (thread < cluster_size())
+        barrier_arrive_in(&room.empty()[stage], thread);
+}
+
 /* A tile of 16-bit floats, or of f8 whose sums are the tensor cores' own: the products of one stage are under way while
  * those of the next are begun. */
 template <int Left, int Right, int ByRows>
 HERE void multiply_tile(const room &room, float (&sums)[128], place &at, int team, int steps) {
-    bool first = threadIdx.x % 128 == 0;
     int last = -1;
     for (int step = 0; step < steps; step++) {
         barrier_await(&room.full()[at.stage], at.phase);
@@ -515,14 +529,13 @@ HERE void multiply_tile(const room &room, float (&sums)[128], place &at, int tea
                                           step > 0 || i > 0);
         products_commit();
         products_await<1>(sums);
-        if (last >= 0 && first)
-            barrier_arrive(&room.empty()[last]);
+        if (last >= 0)
+            free_stage(room, last);
         last = at.stage;
         next_stage(at);
     }
     products_await<0>(sums);
-    if (first)
-        barrier_arrive(&room.empty()[last]);
+    free_stage(room, last);
 }
 
 /* A tile of f8: what the tensor cores have made of two stages, and half of the columns, is added to the sums. */
@@ -550,13 +563,15 @@ HERE void multiply_tile_f8(const room &room, float (&sums)[128], place &at, int 
                 for (int i = 0; i < TU_TILE_BYTES / 32; i++)
                     multiply_f8<Left, Right>(parts, descriptor(left + i * 32, 16, 1024),
                                              descriptor(right + i * 32, 16, 1024), k > 0 || i > 0);
+                products_commit();
             }
-            products_commit();
+            if (half == 1) {
+                products_await<1>(parts);
+                free_stage(room, at.stage);
+            }
             products_await<0>(parts);
-            if (half == 1 && threadIdx.x % 128 == 0) {
-                barrier_arrive(&room.empty()[at.stage]);
-                barrier_arrive(&room.empty()[second.stage]);
-            }
+            if (half == 1)
+                free_stage(room, second.stage);
 #pragma unroll
             for (int i = 0; i < 64; i++)
                 sums[half * 64 + i] = __fadd_rn(sums[half * 64 + i], parts[i]);
@@ -776,7 +791,7 @@ HERE room open_room(uint8_t *raw) {
         return made;
     for (int i = 0; i < TU_TILE_STAGES; i++) {
         barrier_open(&made.full()[i], 1);
-        barrier_open(&made.empty()[i], 2);
+        barrier_open(&made.empty()[i], 2 * cluster_size());
     }
     for (int i = 0; i < 2 * TU_TOGETHER_BOXES; i++) {
         barrier_open(&made.box_full()[i], 4);
@@ -796,6 +811,8 @@ template <int Left, int Right, int ByRows, int Fast> HERE void run(const tu_toge
     int team = threadIdx.x / 128, warp = threadIdx.x / 32;
     room room = open_room(raw);
     int begun = 0;
+    if (cluster_size() > 1)
+        cluster_meet(); /* the mate's barriers are there */
     if (threadIdx.x == 0) {
         prefetch_map(&args.right);
         for (int rank = 0; rank < (args.scatters ? 1 : args.size); rank++)
@@ -804,10 +821,17 @@ template <int Left, int Right, int ByRows, int Fast> HERE void run(const tu_toge
         begun = fetch_first<form, ByRows>(args, room);
     } else if (threadIdx.x == 32) {
         await_order(args.group, args.timeout_ns);
-        fault = has_fault(args.group);
+        if (cluster_rank() == 0) { /* a pair goes on, or does not, together */
+            uint32_t found = has_fault(args.group);
+            for (int mate = 0; mate < cluster_size(); mate++)
+                store_in(&fault, mate, found);
+        }
         call = load_relaxed32(&board_of(args, args.rank)->calls) + 1;
     }
-    __syncthreads();
+    if (cluster_size() > 1)
+        cluster_sync();
+    else
+        __syncthreads();
     uint32_t number = call;
     if (fault == 0) {
         if (team == 0) {
@@ -825,11 +849,13 @@ template <int Left, int Right, int ByRows, int Fast> HERE void run(const tu_toge
             asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(form::many));
             multiply_tiles<Left, Right, ByRows, Fast>(args, room, team, number);
         }
-        __syncthreads();
     } else {
         for (int stage = 0; stage < begun; stage++) /* nothing may be on its way to a block that has ended */
             barrier_await(&room.full()[stage], 0);
     }
+    __syncthreads();
+    if (cluster_size() > 1)
+        cluster_meet(); /* the mate frees stages here too, and may not find this block gone */
     if (warp == 0) {
         if (fault == 0)
             leave(args, number);

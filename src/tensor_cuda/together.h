@@ -15,6 +15,8 @@
 #define TU_TILE_ROWS 128
 #define TU_TILE_COLUMNS 256
 #define TU_TILE_BYTES 128
+/* Of the right matrix by columns, in one box: thread blocks in pairs read a half of a tile's each. */
+#define TU_RIGHT_COLUMNS 128
 #ifndef TU_TILE_STAGES
 #define TU_TILE_STAGES 4
 #endif

@@ -61,6 +61,42 @@ HERE void barrier_await(uint64_t *barrier, int parity) {
         ;
 }
 
+/* ---- thread blocks that are launched as a cluster ---- */
+
+/* Both are asked for where they are needed: registers are rarer than a moment. */
+HERE int cluster_size(void) {
+    uint32_t size;
+    asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return (int)size;
+}
+HERE int cluster_rank(void) {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return (int)rank;
+}
+/* All threads of the cluster's thread blocks are here. */
+HERE void cluster_meet(void) {
+    asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
+}
+/* The same, and what they stored before is seen by all behind it. */
+HERE void cluster_sync(void) {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+/* Where something of this thread block's shared memory lies in that of another one of the cluster. */
+HERE uint32_t address_in(const void *pointer, int rank) {
+    uint32_t address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(pointer)), "r"(rank));
+    return address;
+}
+/* At that one's. Nothing that this thread stored goes with it: a release to the cluster would wait for all of its
+ * stores to reach the device's memory, which takes longer than a stage. */
+HERE void barrier_arrive_in(uint64_t *barrier, int rank) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address_in(barrier, rank)) : "memory");
+}
+HERE void store_in(uint32_t *word, int rank, uint32_t value) {
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address_in(word, rank)), "r"(value) : "memory");
+}
+
 /* ---- words in memory ---- */
 
 /* What was before it on both sides is ordered: of this rank's thread blocks. Returns what was there. */
@@ -85,6 +121,13 @@ HERE void load_box(void *to, const tu_tensor_map *map, uint64_t *barrier, int x,
         "[%2];" ::"r"(shared_address(to)),
         "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
         : "memory");
+}
+/* The same into both thread blocks of a pair, which each count the bytes at a barrier of theirs. */
+HERE void load_box_both(void *to, const tu_tensor_map *map, uint64_t *barrier, int x, int y) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(shared_address(to)),
+                 "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "h"((uint16_t)3)
+                 : "memory");
 }
 HERE void store_box(const tu_tensor_map *map, const void *from, int x, int y) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),

@@ -111,6 +111,7 @@ typedef struct CUlaunchAttribute {
     union {
         uint64_t room[8];
         int number;
+        unsigned cluster[3];
         unsigned char domains[2];
     } value;
 } CUlaunchAttribute;
@@ -123,6 +124,7 @@ typedef struct CUlaunchConfig {
 } CUlaunchConfig;
 
 enum {
+    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION = 4,
     CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION = 6,
     CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP = 9,
     CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN = 10,
@@ -228,6 +230,7 @@ enum {
     X(0, cuModuleEnumerateFunctions, 12040, (CUfunction * functions, unsigned count, CUmodule module))              \
     X(1, cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                                                         \
       (int *blocks, CUfunction function, int threads, size_t shared_bytes))                                         \
+    X(0, cuOccupancyMaxActiveClusters, 11080, (int *clusters, CUfunction function, const CUlaunchConfig *config))     \
     X(0, cuLaunchKernelEx, 11080,                                                                                   \
       (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra))                         \
     X(1, cuLaunchKernel, 4000,                                                                                      \
