@@ -210,10 +210,18 @@ static bool can_multiply_i8(const tu_device_product *product) {
            (((uintptr_t)product->left.data | (uintptr_t)product->right.data | (uintptr_t)product->out.data) & 15) == 0;
 }
 
+/* A few tiles of the kernel that stands in for the library are over before the library has described the matrices. */
+static bool is_tiny(const tu_device_product *product) {
+    return product->rows <= 16 && product->columns <= 16 && product->depth <= 64 && product->batch <= 16 &&
+           product->bias == NULL && !product->tf32;
+}
+
 static bool can_multiply(const tu_device_product *product) {
     tutti_dtype dtype = product->dtype, result = product->result;
     bool floats = dtype == TUTTI_F32 || dtype == TUTTI_F64;
     bool narrow = dtype == TUTTI_F16 || dtype == TUTTI_BF16;
+    if ((floats || narrow) && is_tiny(product))
+        return false;
     return (floats && result == dtype) || (narrow && (result == dtype || result == TUTTI_F32)) ||
            (dtype == TUTTI_F8_E4M3 && can_multiply_f8(product)) || (dtype == TUTTI_I8 && can_multiply_i8(product));
 }
