@@ -298,6 +298,41 @@ TEST(a_capture_that_others_began_has_memory_of_its_own) {
     tt_stream_release(test_device(), stream);
 }
 
+/* What the driver refuses meanwhile breaks the capture, whoever asked. */
+TEST(while_another_library_captures_memory_goes_back_and_events_are_asked) {
+    tt_scope scope = tt_scope_open();
+    void *stream = own_stream(), *others, *graph;
+    driver driver = driver_of();
+    tt_tensor *x = tt_ones(tt_shape(8), TUTTI_F32, NULL);
+    CHECK(tt_replay_begin(test_device()));
+    tt_tensor *y = tt_add_scalar(x, 1);
+    tt_replay *replay = tt_replay_end(test_device());
+    CHECK(replay != NULL && tt_replay_run(replay));
+    tt_release(tt_keep(tt_empty(tt_shape(40 << 20), TUTTI_U8, NULL))); /* a segment of its own */
+    CHECK(tt_synchronize(test_device()));
+    others = tt_stream_new(test_device());
+    tt_event *event = tt_event_record(test_device());
+    tt_device_memory before = { .size = sizeof before }, behind = { .size = sizeof behind };
+    CHECK_EQ(driver.begin(others, 0), 0);
+    CHECK(tt_event_wait(event) && tt_event_done(event));
+    tt_scope inner = tt_scope_open();
+    CHECK(tt_empty_pinned(tt_shape(16), TUTTI_F32) != NULL);
+    tt_empty(tt_shape(50 << 20), TUTTI_U8, NULL);
+    CHECK_OK(tt_scope_close(&inner));
+    CHECK_OK(tt_device_memory_get(test_device(), &before));
+    tt_device_memory_trim(test_device());
+    CHECK_OK(tt_device_memory_get(test_device(), &behind));
+    CHECK(behind.reserved < before.reserved);
+    tt_replay_release(replay);
+    tt_stream_release(test_device(), stream);
+    CHECK_EQ(driver.end(others, &graph), 0);
+    CHECK_EQ(driver.end_graph(graph), 0);
+    CHECK(all_are(y, 2));
+    tt_event_release(event);
+    tt_stream_release(test_device(), others);
+    CHECK_OK(tt_scope_close(&scope));
+}
+
 /* A training step with collectives: forward, backward, the gradient's average. */
 static tt_tensor *train(tt_tensor *x, tt_tensor *weight, tutti_group *group) {
     tt_set_grad(weight, NULL);
