@@ -81,7 +81,8 @@ TUTTI_API void tt_event_release(tt_event *event);
 typedef struct tt_replay tt_replay;
 /* From here on, what this thread gives to its current stream of the device is noted. */
 TUTTI_API bool tt_replay_begin(tutti_device device);
-/* Ends that; to be released. With an error pending it drops what was noted, and returns NULL. */
+/* Ends that; to be released. With an error pending it drops what was noted, and returns NULL. Of several that a thread
+ * has begun, on streams of their own, the last one ends first: else TUTTI_ERROR_STATE, and all go on. */
 TUTTI_API tt_replay *tt_replay_end(tutti_device device);
 /* Runs it on the current stream; the host does not wait. */
 TUTTI_API bool tt_replay_run(tt_replay *replay);

@@ -186,6 +186,11 @@ tt_replay *tt_replay_end(tutti_device number) {
     if (tutti_device_kind(number) != TUTTI_CUDA || tu_device_get(number, &device) != TUTTI_OK)
         return device_for("replay_end", number), NULL;
     tu_noted *noted = tu_noting(device);
+    if (noted == NULL && tu_device_capturing(device)) {
+        tu_fail(TUTTI_ERROR_STATE, "replay_end: the current stream is captured, but not since this thread's last "
+                                   "tt_replay_begin: end what was begun later first, each with its stream current");
+        return NULL;
+    }
     tt_replay *made = malloc(sizeof *made);
     if (made == NULL)
         tu_pending_take(tu_error_memory("a replay", sizeof *made));

@@ -93,6 +93,31 @@ TEST(what_would_wait_inside_is_an_error_and_drops_what_was_noted) {
     tt_stream_release(test_device(), stream);
 }
 
+TEST(of_two_steps_that_are_noted_at_once_the_later_one_ends_first) {
+    tt_scope scope = tt_scope_open();
+    void *outer = own_stream(), *inner = tt_stream_new(test_device());
+    tt_tensor *x = tt_ones(tt_shape(4), TUTTI_F32, NULL);
+    CHECK(tt_synchronize(test_device()) && tt_replay_begin(test_device()));
+    tt_tensor *y = tt_add_scalar(x, 1);
+    CHECK(tt_stream_set(test_device(), inner) && tt_replay_begin(test_device()));
+    tt_tensor *z = tt_add_scalar(x, 2);
+    CHECK(tt_stream_set(test_device(), outer) && tt_replay_end(test_device()) == NULL);
+    expect_error(TUTTI_ERROR_STATE, "end what was begun later first"); /* and both go on */
+    CHECK(tt_stream_set(test_device(), inner));
+    tt_replay *second = tt_replay_end(test_device());
+    CHECK(tt_stream_set(test_device(), outer));
+    tt_replay *first = tt_replay_end(test_device());
+    CHECK(first != NULL && second != NULL);
+    CHECK(tt_replay_run(first) && all_are(y, 2));
+    CHECK(tt_stream_set(test_device(), inner) && tt_replay_run(second) && all_are(z, 3));
+    CHECK(tt_stream_set(test_device(), outer));
+    tt_replay_release(first);
+    tt_replay_release(second);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), inner);
+    tt_stream_release(test_device(), outer);
+}
+
 /* ---- numbers of the host that change from run to run ---- */
 
 static tt_tensor *draws(tt_tensor *x) {
