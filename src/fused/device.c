@@ -49,8 +49,8 @@ static void leave_device(tu_fused_room *room) {
     drop_memory(room);
     if (device != NULL && room->done != NULL)
         device->table->unmark(device->state, device->index, room->done);
-    if (device != NULL && room->beside != NULL)
-        device->table->stream_end(device->state, device->index, room->beside);
+    if (device != NULL)
+        tu_device_stream_end(room->device, room->beside);
     room->device = NULL;
     room->beside = room->last = room->done = NULL;
 }

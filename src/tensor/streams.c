@@ -92,7 +92,7 @@ void tt_stream_release(tutti_device number, void *stream) {
         return;
     if (self->streams != NULL && self->streams[device->index] == stream)
         self->streams[device->index] = NULL;
-    device->table->stream_end(device->state, device->index, stream);
+    tu_device_stream_end(device, stream);
 }
 
 bool tt_synchronize(tutti_device number) {

@@ -499,8 +499,15 @@ static CUresult write_word(CUstream stream, CUdeviceptr to, uint32_t value, unsi
     return give(stream, [=] { __atomic_store_n((uint32_t *)(uintptr_t)to, value, __ATOMIC_RELEASE); });
 }
 
+/* The handle of the stream that was ended last is given out first, as the driver may do. */
+static auto &ended_streams = *new std::vector<stream_state *>; /* under the lock; never freed */
 static CUresult make_stream(CUstream *stream, unsigned) {
-    *stream = (CUstream) new stream_state;
+    std::lock_guard<std::mutex> held(lock);
+    stream_state *made = ended_streams.empty() ? new stream_state : ended_streams.back();
+    if (!ended_streams.empty())
+        ended_streams.pop_back();
+    *made = {};
+    *stream = (CUstream)made;
     objects++;
     return CUDA_SUCCESS;
 }
@@ -508,7 +515,9 @@ static CUresult make_stream_of(CUstream *stream, unsigned flags, int) {
     return make_stream(stream, flags);
 }
 static CUresult end_stream(CUstream stream) {
-    delete (stream_state *)stream;
+    std::lock_guard<std::mutex> held(lock);
+    ((stream_state *)stream)->into = nullptr;
+    ended_streams.push_back((stream_state *)stream);
     objects--;
     return CUDA_SUCCESS;
 }
