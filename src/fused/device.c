@@ -223,12 +223,14 @@ static tutti_status agree(tu_fused_run *run, const tu_fused_signature *signature
     tu_fused_signature whole = *signature;
     if (run->capturing)
         tu_fused_sign_text(&whole, ", for a graph");
-    run->state->own.together = run->together;
+    run->state->own.together = !run->together ? 0 : run->leaves ? TU_FUSED_LEAVES : TU_FUSED_STAYS;
     tutti_status status = tu_fused_publish(run->state, &whole, TUTTI_OK);
     if (status == TUTTI_OK)
         status = tu_fused_agree(run->state, run->call->entry->name);
-    for (int rank = 0; rank < run->size && status == TUTTI_OK; rank++)
-        run->together = run->together && run->state->records[rank].together;
+    for (int rank = 0; rank < run->size && status == TUTTI_OK; rank++) {
+        run->together = run->together && run->state->records[rank].together != 0;
+        run->leaves = run->leaves && run->state->records[rank].together == TU_FUSED_LEAVES;
+    }
     return status;
 }
 
@@ -639,7 +641,7 @@ tutti_status tu_fused_gather_together(tu_fused_gather *gather, tu_device_togethe
         product->half = half + part->staged;
         product->shard_bytes = part->bytes;
     }
-    product->leaves_together = product->leaves_together && in_place; /* what was staged is behind the next meeting */
+    product->leaves_together = run->leaves && in_place; /* what was staged is behind the next meeting */
     gather->left = product->leaves_together;
     return checked(run, run_together(run, product));
 }
