@@ -5,7 +5,7 @@
  */
 #include "gpu.h"
 
-TEST_GPU(calls_are_captured_and_replayed_and_a_workspace_that_would_grow_is_an_error) {
+TEST_RANKS(calls_are_captured_and_replayed_and_a_workspace_that_would_grow_is_an_error) {
     BEGIN;
     driver graph = graphs();
     void *stream = tt_stream(test_device()), *captured, *executable;
