@@ -40,7 +40,8 @@ TUTTI_API void *tt_stream(tutti_device device);
 TUTTI_API bool tt_stream_set(tutti_device device, void *stream);
 /* A new one, which waits for no other; NULL with the pending error set. */
 TUTTI_API void *tt_stream_new(tutti_device device);
-/* Waits for what it holds, and ends it; where it is current in this thread, the default one becomes so. */
+/* Waits for what it holds, and ends it; where it is current in this thread, the default one becomes so. A replay that
+ * was begun on it and has not ended is dropped. */
 TUTTI_API void tt_stream_release(tutti_device device, void *stream);
 
 /* Waits until the current stream has done what it holds. */

@@ -90,6 +90,7 @@ void tt_stream_release(tutti_device number, void *stream) {
     tu_thread *self = tu_self();
     if (stream == NULL || tutti_device_kind(number) != TUTTI_CUDA || tu_device_get(number, &device) != TUTTI_OK)
         return;
+    tu_noted_drop(device, stream);
     if (self->streams != NULL && self->streams[device->index] == stream)
         self->streams[device->index] = NULL;
     tu_device_stream_end(device, stream);

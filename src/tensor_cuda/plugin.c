@@ -233,6 +233,10 @@ static void stream_end(void *state, int index, void *stream) {
     if (stream == NULL)
         return;
     (void)tu_gpu_enter_aside(gpus, index, &gpu, &aside);
+    if (gpu != NULL && tu_gpu_capture_of(gpu, stream) != NULL) { /* a replay that will not be: its handle lives on */
+        tutti_status status = tu_gpu_capture_end(state, index, stream, NULL);
+        (void)status;
+    }
     gpus->driver.cuStreamSynchronize(stream);
     if (gpu != NULL)
         tu_gpu_stream_gone(gpus, gpu, stream);

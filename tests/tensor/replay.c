@@ -118,6 +118,29 @@ TEST(of_two_steps_that_are_noted_at_once_the_later_one_ends_first) {
     tt_stream_release(test_device(), outer);
 }
 
+/* As a program does that gives up in the middle. */
+TEST(a_stream_that_is_released_while_it_is_noted_leaves_nothing_to_the_next_one) {
+    tt_scope scope = tt_scope_open();
+    void *given_up = own_stream(), *stream;
+    tt_tensor *x = tt_ones(tt_shape(33), TUTTI_F32, NULL), *noise;
+    tt_seed(5, 1);
+    noise = tt_randn(tt_shape(33), TUTTI_F32, NULL);
+    tt_seed(5, 1);
+    CHECK(tt_synchronize(test_device()) && tt_replay_begin(test_device()));
+    tt_add(x, tt_randn(tt_shape(33), TUTTI_F32, NULL));
+    tt_stream_release(test_device(), given_up);
+    CHECK(tt_equal(tt_randn(tt_shape(33), TUTTI_F32, NULL), noise)); /* nothing was drawn */
+    stream = own_stream();                                           /* the stand-in gives the handle out again */
+    CHECK(tt_item(tt_sum(x)) == 33);
+    CHECK(tt_replay_begin(test_device()));
+    tt_tensor *y = tt_add_scalar(x, 1);
+    tt_replay *replay = tt_replay_end(test_device());
+    CHECK(replay != NULL && tt_replay_run(replay) && all_are(y, 2));
+    tt_replay_release(replay);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), stream);
+}
+
 /* ---- numbers of the host that change from run to run ---- */
 
 static tt_tensor *draws(tt_tensor *x) {
