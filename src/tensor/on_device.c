@@ -195,7 +195,10 @@ tutti_status tu_device_resize(tu_storage *storage, size_t bytes) {
         tu_device_release(&fresh);
         return status;
     }
+    if (kept > 0)
+        tu_device_note_use(known_device(storage->device), storage, fresh.stream);
     tu_device_release(storage);
+    storage->zero_gaps = false;
     storage->data = fresh.data;
     storage->owner = fresh.owner;
     storage->stream = fresh.stream;
