@@ -36,8 +36,9 @@
  *
  * ON A GPU a call agrees with the other ranks' hosts, enqueues on the current stream and returns; ranks that are
  * threads need a stream each. What goes wrong on the device later, a deadline or a death, ends the group: the next call
- * on it and tutti_group_check say so. Calls can be captured into a CUDA graph after one of the same sizes; a workspace
- * that would grow meanwhile is TUTTI_ERROR_STATE with both sizes. Values of scales are not compared there.
+ * on it and tutti_group_check say so. Calls can be captured into a CUDA graph after one of the same sizes, by all ranks
+ * alike; a workspace that would grow meanwhile is TUTTI_ERROR_STATE with both sizes, and one that grows later leaves
+ * the graph its memory. Values of scales are not compared there.
  *
  * TEST MODE (tt_symm_test_begin) takes the plain collectives and then multiplies: what the fused ways are compared
  * with.

@@ -40,7 +40,8 @@ TUTTI_API void *tt_stream(tutti_device device);
 TUTTI_API bool tt_stream_set(tutti_device device, void *stream);
 /* A new one, which waits for no other; NULL with the pending error set. */
 TUTTI_API void *tt_stream_new(tutti_device device);
-/* Waits for what it holds, and ends it; where it is current in this thread, the default one becomes so. */
+/* Waits for what it holds, and ends it; where it is current in this thread, the default one becomes so. A replay that
+ * was begun on it and has not ended is dropped. */
 TUTTI_API void tt_stream_release(tutti_device device, void *stream);
 
 /* Waits until the current stream has done what it holds. */
@@ -81,7 +82,8 @@ TUTTI_API void tt_event_release(tt_event *event);
 typedef struct tt_replay tt_replay;
 /* From here on, what this thread gives to its current stream of the device is noted. */
 TUTTI_API bool tt_replay_begin(tutti_device device);
-/* Ends that; to be released. With an error pending it drops what was noted, and returns NULL. */
+/* Ends that; to be released. With an error pending it drops what was noted, and returns NULL. Of several that a thread
+ * has begun, on streams of their own, the last one ends first: else TUTTI_ERROR_STATE, and all go on. */
 TUTTI_API tt_replay *tt_replay_end(tutti_device device);
 /* Runs it on the current stream; the host does not wait. */
 TUTTI_API bool tt_replay_run(tt_replay *replay);

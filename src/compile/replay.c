@@ -38,7 +38,7 @@ typedef struct left_gradient {
 
 struct tu_replay {
     pthread_mutex_t lock; /* of all below: a call that finds it taken runs as ever */
-    const tu_device *device;
+    tu_device *device;
     int calls;
     bool refused; /* it could not be noted */
     bool tf32;    /* the mode that it was noted in */
@@ -371,7 +371,7 @@ static tutti_status note(tu_entry *entry, tu_replay *replay, tt_tensor *const *i
     if (status == TUTTI_OK)
         status = note_on(entry, replay, stream);
     if (stream != NULL)
-        device->table->stream_end(device->state, device->index, stream);
+        tu_device_stream_end(replay->device, stream);
     if (status != TUTTI_OK) {
         forget(replay);
         replay->refused = true;

@@ -15,10 +15,18 @@
 
 #define CHANNEL 0 /* of the meetings */
 
+/* Memory that calls were captured with: their graphs use it whenever they run, and nothing tells when they end. */
+typedef struct kept_memory {
+    struct kept_memory *next;
+    tutti_memory *memory;
+} kept_memory;
+
 /* Everything but `bytes` and `together` belongs to the thread whose turn it is: see tu_fused. */
 struct tu_fused_room {
     tu_device *device;        /* that the memory lies on; NULL: none yet */
     tutti_memory *memory;     /* NULL: none yet */
+    kept_memory *captured;    /* where that memory goes, since a call was captured with it; NULL: none was */
+    kept_memory *kept;        /* what was so before it grew: as long as the group is there */
     atomic_size_t bytes;      /* of it; read without a turn, too */
     _Atomic int64_t together; /* calls that were made in one kernel; likewise */
     size_t board_bytes, half_bytes, stage_bytes;
@@ -37,7 +45,14 @@ static tutti_status make_room(void *owner, void **made) {
 }
 
 static void drop_memory(tu_fused_room *room) {
-    tutti_memory_release(room->memory);
+    if (room->captured != NULL) {
+        room->captured->memory = room->memory;
+        room->captured->next = room->kept;
+        room->kept = room->captured;
+        room->captured = NULL;
+    } else {
+        tutti_memory_release(room->memory);
+    }
     room->memory = NULL;
     atomic_store_explicit(&room->bytes, 0, memory_order_relaxed);
     room->board_bytes = room->half_bytes = room->stage_bytes = 0;
@@ -49,15 +64,22 @@ static void leave_device(tu_fused_room *room) {
     drop_memory(room);
     if (device != NULL && room->done != NULL)
         device->table->unmark(device->state, device->index, room->done);
-    if (device != NULL && room->beside != NULL)
-        device->table->stream_end(device->state, device->index, room->beside);
+    if (device != NULL)
+        tu_device_stream_end(room->device, room->beside);
     room->device = NULL;
     room->beside = room->last = room->done = NULL;
 }
 
 static void end_room(void *ended) {
-    leave_device(ended);
-    free(ended);
+    tu_fused_room *room = ended;
+    leave_device(room);
+    while (room->kept != NULL) {
+        kept_memory *one = room->kept;
+        room->kept = one->next;
+        tutti_memory_release(one->memory);
+        free(one);
+    }
+    free(room);
 }
 
 static const tu_attachment attachment = { .make = make_room, .end = end_room };
@@ -196,13 +218,19 @@ tutti_status tu_fused_multiply_scaled(const tu_fused_run *run, const tu_device_p
     return tu_device_multiply_scaled(run->device, &scaled);
 }
 
+/* A call that is captured has other places than one that runs, so it is another call. */
 static tutti_status agree(tu_fused_run *run, const tu_fused_signature *signature) {
-    run->state->own.together = run->together;
-    tutti_status status = tu_fused_publish(run->state, signature, TUTTI_OK);
+    tu_fused_signature whole = *signature;
+    if (run->capturing)
+        tu_fused_sign_text(&whole, ", for a graph");
+    run->state->own.together = !run->together ? 0 : run->leaves ? TU_FUSED_LEAVES : TU_FUSED_STAYS;
+    tutti_status status = tu_fused_publish(run->state, &whole, TUTTI_OK);
     if (status == TUTTI_OK)
         status = tu_fused_agree(run->state, run->call->entry->name);
-    for (int rank = 0; rank < run->size && status == TUTTI_OK; rank++)
-        run->together = run->together && run->state->records[rank].together;
+    for (int rank = 0; rank < run->size && status == TUTTI_OK; rank++) {
+        run->together = run->together && run->state->records[rank].together != 0;
+        run->leaves = run->leaves && run->state->records[rank].together == TU_FUSED_LEAVES;
+    }
     return status;
 }
 
@@ -237,6 +265,13 @@ static size_t board_bytes(int size, int64_t rows, int64_t columns) {
     return sizeof(tu_together_board) + half_tiles * (size_t)size * sizeof(uint32_t);
 }
 
+/* The memory stays where it is for a graph, also when it has to grow. */
+static tutti_status keep_for_graph(tu_fused_room *room) {
+    if (room->captured == NULL)
+        room->captured = calloc(1, sizeof *room->captured);
+    return room->captured != NULL ? TUTTI_OK : tu_error_memory("the workspace of a graph", sizeof *room->captured);
+}
+
 /* Every rank comes here after an agreement, with the same sizes. */
 static tutti_status reserve(tu_fused_run *run, const tu_fused_signature *signature, size_t board_bytes,
                             size_t half_bytes, size_t stage_bytes) {
@@ -246,7 +281,7 @@ static tutti_status reserve(tu_fused_run *run, const tu_fused_signature *signatu
            stage = rounded(stage_bytes > room->stage_bytes ? stage_bytes : room->stage_bytes),
            old = room->board_bytes + 3 * room->half_bytes + 2 * room->stage_bytes, bytes = board + 3 * half + 2 * stage;
     if (room->memory != NULL && bytes <= old)
-        return TUTTI_OK;
+        return run->capturing ? checked(run, keep_for_graph(room)) : TUTTI_OK;
     if (anybody_captures(run))
         return tu_error(TUTTI_ERROR_STATE,
                         "%s: the workspace of group \"%s\" has %zu bytes on the device and would have to grow to %zu "
@@ -606,7 +641,7 @@ tutti_status tu_fused_gather_together(tu_fused_gather *gather, tu_device_togethe
         product->half = half + part->staged;
         product->shard_bytes = part->bytes;
     }
-    product->leaves_together = product->leaves_together && in_place; /* what was staged is behind the next meeting */
+    product->leaves_together = run->leaves && in_place; /* what was staged is behind the next meeting */
     gather->left = product->leaves_together;
     return checked(run, run_together(run, product));
 }

@@ -55,6 +55,7 @@ typedef struct tu_fused_run {
     tutti_peers *peers; /* of the room's memory; NULL: there is none yet */
     bool capturing;
     bool together; /* this rank could make the call in one kernel; after the agreement: all can, and do */
+    bool leaves;   /* with that kernel this rank has read all shards; after the agreement: all have */
 } tu_fused_run;
 
 /* Takes this rank's turn. A group of one rank, and one whose other ranks are made up, has no state. */

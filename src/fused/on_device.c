@@ -232,11 +232,10 @@ static bool pays_own_first(const shard_products *job) {
 }
 
 /* The product with the first right matrix, as one kernel. */
-static tu_device_together first_product(const shard_products *job, bool last_use) {
+static tu_device_together first_product(const shard_products *job) {
     const right_side *right = &job->rights[0];
     int64_t columns = right->rhs->sizes[1];
-    tu_device_together product = { .leaves_together = last_use,
-                                   .rank = job->run.rank,
+    tu_device_together product = { .rank = job->run.rank,
                                    .size = job->run.size,
                                    .rows = job->rows,
                                    .columns = columns,
@@ -270,13 +269,13 @@ static bool can_together(const shard_products *job) {
     if (job->scaled != narrow || job->rights[0].out->numel == 0 ||
         !(job->gather.parts[0].tensor->flags & TU_CONTIGUOUS))
         return false;
-    tu_device_together product = first_product(job, true);
+    tu_device_together product = first_product(job);
     return tu_fused_can_together(&job->run, &product);
 }
 
 /* The first right matrix in one kernel, the others behind it. */
-static tutti_status multiply_together(shard_products *job, tt_tensor *wanted) {
-    tu_device_together product = first_product(job, job->count == 1 && wanted == NULL);
+static tutti_status multiply_together(shard_products *job) {
+    tu_device_together product = first_product(job);
     tutti_status status = tu_fused_gather_together(&job->gather, &product);
     job->rights++;
     job->count--;
@@ -294,11 +293,12 @@ static tutti_status multiply_gathered(shard_products *job, const tu_fused_signat
     gather->signature = signature;
     gather->own_first = !last && pays_own_first(job);
     job->run.together = !last && can_together(job);
+    job->run.leaves = job->count == 1 && wanted == NULL; /* other ranks may want other things */
     tutti_status status = tu_fused_open_gather(gather);
     if (status != TUTTI_OK)
         return status;
     if (job->run.together)
-        status = multiply_together(job, wanted);
+        status = multiply_together(job);
     else if (last)
         status = multiply_whole(job, wanted);
     else

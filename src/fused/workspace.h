@@ -48,6 +48,10 @@
 #define TU_FUSED_CHANNELS 61                  /* of the signals that announce tiles, at most */
 #define TU_FUSED_ALIGN 128u                   /* of parts in a half, and of tiles */
 #define TU_FUSED_TEXT 200                     /* characters of a call in words */
+enum {
+    TU_FUSED_STAYS = 1, /* of tu_fused_record.together */
+    TU_FUSED_LEAVES = 2
+};
 
 /* Where one part of a rank's shards lies, as told to the others. */
 typedef struct tu_fused_place {
@@ -62,7 +66,8 @@ typedef struct tu_fused_record {
     uint64_t signature;  /* of what must be equal on all ranks */
     int32_t status;      /* of this rank's preparations; not OK: the call fails on all */
     uint16_t fits, sent; /* the workspace is large enough; one tile is on its way to every other rank */
-    uint32_t together;   /* on a device: there is one kernel for all of the call */
+    uint32_t together;   /* on a device: there is one kernel for all of the call, behind which this rank reads no
+                          * shard (TU_FUSED_LEAVES); 0: there is none */
     tu_fused_place places[TU_FUSED_PARTS];
     char text[TU_FUSED_TEXT]; /* what the signature is of, or what went wrong */
 } tu_fused_record;

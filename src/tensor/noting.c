@@ -55,10 +55,21 @@ tutti_status tu_noted_begin(const tu_device *device, tu_noted **made) {
 
 void tu_noted_close(tu_noted *noted) {
     tu_thread *self = tu_self();
-    self->noting = noted->outer;
-    self->seed = noted->seed;
-    self->counter = noted->counter;
-    self->seed_rank = noted->seed_rank;
+    tu_noted **link = &self->noting, *inner = NULL;
+    while (*link != noted) {
+        inner = *link;
+        link = &inner->outer;
+    }
+    *link = noted->outer;
+    if (inner == NULL) {
+        self->seed = noted->seed;
+        self->counter = noted->counter;
+        self->seed_rank = noted->seed_rank;
+    } else { /* who began later goes back as far */
+        inner->seed = noted->seed;
+        inner->counter = noted->counter;
+        inner->seed_rank = noted->seed_rank;
+    }
     while (noted->guards != NULL) {
         guarded *one = noted->guards;
         noted->guards = one->next;
@@ -96,6 +107,15 @@ void tu_noted_end(tu_noted *noted) {
         free(one);
     }
     free(noted);
+}
+
+void tu_noted_drop(const tu_device *device, const void *stream) {
+    tu_noted *noted = tu_self()->noting;
+    while (noted != NULL && (noted->device != device || noted->stream != stream))
+        noted = noted->outer;
+    if (noted != NULL)
+        tu_noted_close(noted);
+    tu_noted_end(noted);
 }
 
 tu_noted *tu_noting(const tu_device *device) {

@@ -27,6 +27,8 @@ typedef struct tu_noted tu_noted;
 tutti_status tu_noted_begin(const tu_device *device, tu_noted **made);
 /* The thread notes no more. Generator and tensors of the host are what they were. */
 void tu_noted_close(tu_noted *noted);
+/* Where the thread notes what comes to that stream: it notes no more, and the list is gone. */
+void tu_noted_drop(const tu_device *device, const void *stream);
 /* Acts, then brings their numbers to the device: before the graph is given to the same stream. */
 tutti_status tu_noted_run(tu_noted *noted, void *stream);
 /* After the last run; NULL is nothing to do. */

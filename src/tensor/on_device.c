@@ -135,6 +135,14 @@ void *tu_device_stream(const tu_device *device) {
     return self->streams == NULL ? NULL : self->streams[device->index];
 }
 
+/* Counted before the handle can be another stream's. */
+void tu_device_stream_end(tu_device *device, void *stream) {
+    if (stream == NULL)
+        return;
+    atomic_fetch_add_explicit(&device->streams_ended, 1, memory_order_relaxed);
+    device->table->stream_end(device->state, device->index, stream);
+}
+
 void tu_device_meet(tu_device *device) {
     const tu_device_tensors *table = device->table;
     if (__builtin_expect(atomic_load_explicit(&device->loaded, memory_order_acquire), 1) || tu_pool_worlds() < 2 ||
@@ -157,6 +165,7 @@ tutti_status tu_device_allocate(tu_storage *storage, size_t bytes) {
     if (status != TUTTI_OK)
         return status;
     storage->stream = tu_device_stream(device);
+    storage->streams_ended = atomic_load_explicit(&device->streams_ended, memory_order_relaxed);
     status = device->table->allocate(device->state, device->index, storage->stream, bytes, &block);
     if (status != TUTTI_OK)
         return status;
@@ -186,16 +195,29 @@ tutti_status tu_device_resize(tu_storage *storage, size_t bytes) {
         tu_device_release(&fresh);
         return status;
     }
+    if (kept > 0)
+        tu_device_note_use(known_device(storage->device), storage, fresh.stream);
     tu_device_release(storage);
+    storage->zero_gaps = false;
     storage->data = fresh.data;
     storage->owner = fresh.owner;
     storage->stream = fresh.stream;
+    storage->streams_ended = fresh.streams_ended;
     storage->bytes = bytes;
     return TUTTI_OK;
 }
 
+/* Memory belongs to the stream that it was allocated on: for sure if that is the default one, or if no stream has ended
+ * since, whose handle this one could have. Else the allocator knows whose it is. */
+static bool belongs_to(const tu_device *device, const tu_storage *storage, void *stream) {
+    return storage->stream == stream &&
+           (stream == NULL ||
+            storage->streams_ended == atomic_load_explicit(&device->streams_ended, memory_order_relaxed));
+}
+
 void tu_device_note_use(const tu_device *device, const tu_storage *storage, void *stream) {
-    if (storage->stream == stream || storage->fixed || storage->data == NULL || storage->device != device->number)
+    if (belongs_to(device, storage, stream) || storage->fixed || storage->data == NULL ||
+        storage->device != device->number)
         return;
     tu_device_block block = { storage->data, storage->owner };
     device->table->used(device->state, device->index, &block, stream);

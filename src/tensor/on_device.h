@@ -23,6 +23,7 @@ typedef struct tu_device {
     tutti_device number; /* TUTTI_CUDA_AT(index) */
     int index;
     atomic_bool loaded;         /* all kernels are: see tu_device_meet */
+    atomic_uint streams_ended;  /* so far: a new stream may have the handle of one of them */
     _Atomic(void *) *pointwise; /* kernels of pointwise operators: see on_device.c */
     struct {
         _Atomic(const char *) name; /* set last */
@@ -46,6 +47,8 @@ tu_device *tu_device_of(const tt_tensor *x);
 
 /* The thread's current stream of the device. */
 void *tu_device_stream(const tu_device *device);
+/* Waits for what a stream of ours holds, and ends it. NULL is nothing to do. */
+void tu_device_stream_end(tu_device *device, void *stream);
 
 /* Storages' memory; `storage` is new, or has none. */
 tutti_status tu_device_allocate(tu_storage *storage, size_t bytes);

@@ -90,9 +90,10 @@ void tt_stream_release(tutti_device number, void *stream) {
     tu_thread *self = tu_self();
     if (stream == NULL || tutti_device_kind(number) != TUTTI_CUDA || tu_device_get(number, &device) != TUTTI_OK)
         return;
+    tu_noted_drop(device, stream);
     if (self->streams != NULL && self->streams[device->index] == stream)
         self->streams[device->index] = NULL;
-    device->table->stream_end(device->state, device->index, stream);
+    tu_device_stream_end(device, stream);
 }
 
 bool tt_synchronize(tutti_device number) {
@@ -186,6 +187,11 @@ tt_replay *tt_replay_end(tutti_device number) {
     if (tutti_device_kind(number) != TUTTI_CUDA || tu_device_get(number, &device) != TUTTI_OK)
         return device_for("replay_end", number), NULL;
     tu_noted *noted = tu_noting(device);
+    if (noted == NULL && tu_device_capturing(device)) {
+        tu_fail(TUTTI_ERROR_STATE, "replay_end: the current stream is captured, but not since this thread's last "
+                                   "tt_replay_begin: end what was begun later first, each with its stream current");
+        return NULL;
+    }
     tt_replay *made = malloc(sizeof *made);
     if (made == NULL)
         tu_pending_take(tu_error_memory("a replay", sizeof *made));

@@ -412,15 +412,15 @@ void tu_gpu_used(void *state, int index, const tu_device_block *block, void *str
 void tu_gpu_trim(void *state, int index) {
     tu_gpus *gpus = state;
     tu_gpu *gpu;
-    bool pushed;
-    if (tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
-        return;
-    pthread_mutex_lock(&gpu->lock);
-    settle_recent(gpu);
-    collect_waiting(gpus, gpu, false);
-    give_back(gpus, gpu);
-    pthread_mutex_unlock(&gpu->lock);
-    tu_gpu_leave(gpus, pushed);
+    tu_gpu_aside aside;
+    if (tu_gpu_enter_aside(gpus, index, &gpu, &aside) == TUTTI_OK) {
+        pthread_mutex_lock(&gpu->lock);
+        settle_recent(gpu);
+        collect_waiting(gpus, gpu, false);
+        give_back(gpus, gpu);
+        pthread_mutex_unlock(&gpu->lock);
+    }
+    tu_gpu_leave_aside(gpus, &aside);
 }
 
 /* Locks the device, which is opened before where nobody has used it. */

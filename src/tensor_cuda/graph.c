@@ -209,9 +209,13 @@ void tu_gpu_graph_end(void *state, int index, void *which) {
     tu_gpus *gpus = state;
     tu_gpu_graph *graph = which;
     tu_gpu *gpu;
-    bool pushed;
-    if (graph == NULL || tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
+    tu_gpu_aside aside;
+    if (graph == NULL)
         return;
+    if (tu_gpu_enter_aside(gpus, index, &gpu, &aside) != TUTTI_OK) {
+        tu_gpu_leave_aside(gpus, &aside);
+        return;
+    }
     if (graph->ran != NULL) {
         gpus->driver.cuEventSynchronize(graph->ran); /* over at once where it never ran */
         gpus->driver.cuEventDestroy(graph->ran);
@@ -220,7 +224,7 @@ void tu_gpu_graph_end(void *state, int index, void *which) {
         gpus->driver.cuGraphExecDestroy(graph->runnable);
     drop_kept(gpus, graph);
     tu_gpu_memory_freed(gpu, graph);
-    tu_gpu_leave(gpus, pushed);
+    tu_gpu_leave_aside(gpus, &aside);
     free(graph);
 }
 

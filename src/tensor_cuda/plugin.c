@@ -125,6 +125,20 @@ void tu_gpu_leave(const tu_gpus *gpus, bool pushed) {
         gpus->driver.cuCtxPopCurrent(&popped);
 }
 
+tutti_status tu_gpu_enter_aside(tu_gpus *gpus, int index, tu_gpu **gpu, tu_gpu_aside *aside) {
+    *aside = (tu_gpu_aside){ .pushed = false };
+    tutti_status status = tu_gpu_enter(gpus, index, gpu, &aside->pushed);
+    aside->entered = status == TUTTI_OK;
+    aside->mode = tu_gpu_relax(gpus, TU_GPU_RELAXED);
+    return status;
+}
+
+void tu_gpu_leave_aside(const tu_gpus *gpus, const tu_gpu_aside *aside) {
+    tu_gpu_relax(gpus, aside->mode);
+    if (aside->entered)
+        tu_gpu_leave(gpus, aside->pushed);
+}
+
 /* `call`, an expression of the driver's, with the device's context current. */
 #define ON_GPU(state, index, call, what)                            \
     tu_gpus *gpus = state;                                          \
@@ -135,6 +149,17 @@ void tu_gpu_leave(const tu_gpus *gpus, bool pushed) {
         status = checked(gpus, call, what);                         \
         tu_gpu_leave(gpus, pushed);                                 \
     }                                                               \
+    return status
+
+/* The same, also while another library captures. */
+#define ASIDE_ON_GPU(state, index, call, what)                           \
+    tu_gpus *gpus = state;                                               \
+    tu_gpu *gpu;                                                         \
+    tu_gpu_aside aside;                                                  \
+    tutti_status status = tu_gpu_enter_aside(gpus, index, &gpu, &aside); \
+    if (status == TUTTI_OK)                                              \
+        status = checked(gpus, call, what);                              \
+    tu_gpu_leave_aside(gpus, &aside);                                    \
     return status
 
 static int count(void *state) {
@@ -155,7 +180,7 @@ static int current(void *state) {
 /* ---- memory of the host ---- */
 
 static tutti_status pin(void *state, size_t bytes, void **data) {
-    ON_GPU(
+    ASIDE_ON_GPU(
         state, current(state),
         gpus->driver.cuMemHostAlloc(data, bytes > 0 ? bytes : 1, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
         "cuMemHostAlloc");
@@ -164,11 +189,10 @@ static tutti_status pin(void *state, size_t bytes, void **data) {
 static void unpin(void *state, void *data) {
     tu_gpus *gpus = state;
     tu_gpu *gpu;
-    bool pushed;
-    if (tu_gpu_enter(gpus, current(state), &gpu, &pushed) != TUTTI_OK)
-        return;
+    tu_gpu_aside aside;
+    (void)tu_gpu_enter_aside(gpus, current(state), &gpu, &aside);
     gpus->driver.cuMemFreeHost(data);
-    tu_gpu_leave(gpus, pushed);
+    tu_gpu_leave_aside(gpus, &aside);
 }
 
 static CUresult try_to_pin(const tu_gpus *gpus, void *data, size_t bytes) {
@@ -182,18 +206,17 @@ static CUresult try_to_pin(const tu_gpus *gpus, void *data, size_t bytes) {
 }
 
 static tutti_status pin_there(void *state, void *data, size_t bytes) {
-    ON_GPU(state, current(state), try_to_pin(gpus, data, bytes), "cuMemHostRegister");
+    ASIDE_ON_GPU(state, current(state), try_to_pin(gpus, data, bytes), "cuMemHostRegister");
 }
 
 /* Also where the context cannot be entered: the memory goes, and what comes to its place can be pinned then. */
 static void unpin_there(void *state, void *data) {
     tu_gpus *gpus = state;
     tu_gpu *gpu;
-    bool pushed = false;
-    tutti_status entered = tu_gpu_enter(gpus, current(state), &gpu, &pushed);
+    tu_gpu_aside aside;
+    (void)tu_gpu_enter_aside(gpus, current(state), &gpu, &aside);
     gpus->driver.cuMemHostUnregister(data);
-    if (entered == TUTTI_OK)
-        tu_gpu_leave(gpus, pushed);
+    tu_gpu_leave_aside(gpus, &aside);
 }
 
 /* ---- streams and events ---- */
@@ -206,16 +229,19 @@ static tutti_status stream_new(void *state, int index, void **stream) {
 static void stream_end(void *state, int index, void *stream) {
     tu_gpus *gpus = state;
     tu_gpu *gpu = NULL;
-    bool pushed = false;
+    tu_gpu_aside aside;
     if (stream == NULL)
         return;
-    tutti_status entered = tu_gpu_enter(gpus, index, &gpu, &pushed);
+    (void)tu_gpu_enter_aside(gpus, index, &gpu, &aside);
+    if (gpu != NULL && tu_gpu_capture_of(gpu, stream) != NULL) { /* a replay that will not be: its handle lives on */
+        tutti_status status = tu_gpu_capture_end(state, index, stream, NULL);
+        (void)status;
+    }
     gpus->driver.cuStreamSynchronize(stream);
     if (gpu != NULL)
         tu_gpu_stream_gone(gpus, gpu, stream);
     gpus->driver.cuStreamDestroy(stream);
-    if (entered == TUTTI_OK)
-        tu_gpu_leave(gpus, pushed);
+    tu_gpu_leave_aside(gpus, &aside);
 }
 
 static tutti_status synchronize(void *state, int index, void *stream) {
@@ -257,7 +283,7 @@ static tutti_status join(void *state, int index, void *stream, void *event) {
 }
 
 static tutti_status wait_event(void *state, int index, void *event) {
-    ON_GPU(state, index, gpus->driver.cuEventSynchronize(event), "waiting for an event");
+    ASIDE_ON_GPU(state, index, gpus->driver.cuEventSynchronize(event), "waiting for an event");
 }
 
 static CUresult query(const tu_gpus *gpus, CUevent event, bool *complete) {
@@ -267,7 +293,7 @@ static CUresult query(const tu_gpus *gpus, CUevent event, bool *complete) {
 }
 
 static tutti_status test(void *state, int index, void *event, bool *complete) {
-    ON_GPU(state, index, query(gpus, event, complete), "cuEventQuery");
+    ASIDE_ON_GPU(state, index, query(gpus, event, complete), "cuEventQuery");
 }
 
 static void unmark(void *state, int index, void *event) {

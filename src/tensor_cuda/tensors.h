@@ -133,6 +133,14 @@ tutti_status tu_gpu_error(const tu_gpus *gpus, CUresult result, const char *what
 /* The device, opened, with its context current in this thread; tu_gpu_leave ends that. */
 tutti_status tu_gpu_enter(tu_gpus *gpus, int index, tu_gpu **gpu, bool *pushed);
 void tu_gpu_leave(const tu_gpus *gpus, bool pushed);
+/* The same for what gives memory, events or streams back, or asks after them: another library of this process may
+ * capture meanwhile, and the driver would refuse it and break that capture. */
+typedef struct tu_gpu_aside {
+    bool entered, pushed;
+    int mode;
+} tu_gpu_aside;
+tutti_status tu_gpu_enter_aside(tu_gpus *gpus, int index, tu_gpu **gpu, tu_gpu_aside *aside);
+void tu_gpu_leave_aside(const tu_gpus *gpus, const tu_gpu_aside *aside);
 
 /* Whether it is open, so that its members may be read without entering it. */
 static inline bool tu_gpu_is_open(const tu_gpus *gpus, int index) {

@@ -102,18 +102,26 @@ typedef struct driver {
     int (*launch)(void *executable, void *stream);
 } driver;
 
+/* A function of the driver, or of its stand-in. */
+static inline void *function_of(const char *name) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *found = NULL;
+    int (*get)(const char *, void **, int, uint64_t, int *) =
+        (int (*)(const char *, void **, int, uint64_t, int *))dlsym(library, "cuGetProcAddress_v2");
+    int status = 0;
+    CHECK(get != NULL && get(name, &found, 12000, 0, &status) == 0 && found != NULL);
+    return found;
+}
+
 /* Graphs of the driver, with the device's context current. */
 static inline driver graphs(void) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    driver made = { (int (*)(void *, int))dlsym(library, "cuStreamBeginCapture_v2"),
-                    (int (*)(void *, void **))dlsym(library, "cuStreamEndCapture"),
-                    (int (*)(void **, void *, unsigned long long))dlsym(library, "cuGraphInstantiateWithFlags"),
-                    (int (*)(void *, void *))dlsym(library, "cuGraphLaunch") };
-    CHECK(made.begin != NULL && made.end != NULL && made.instantiate != NULL && made.launch != NULL);
-    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(library, "cuDevicePrimaryCtxRetain");
-    int (*set)(void *) = (int (*)(void *))dlsym(library, "cuCtxSetCurrent");
+    driver made = { (int (*)(void *, int))function_of("cuStreamBeginCapture"),
+                    (int (*)(void *, void **))function_of("cuStreamEndCapture"),
+                    (int (*)(void **, void *, unsigned long long))function_of("cuGraphInstantiateWithFlags"),
+                    (int (*)(void *, void *))function_of("cuGraphLaunch") };
+    int (*retain)(void **, int) = (int (*)(void **, int))function_of("cuDevicePrimaryCtxRetain");
+    int (*set)(void *) = (int (*)(void *))function_of("cuCtxSetCurrent");
     void *context;
-    CHECK(retain != NULL && set != NULL && retain(&context, 0) == 0 && set(context) == 0);
+    CHECK(retain(&context, 0) == 0 && set(context) == 0);
     return made;
 }
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Fused products in graphs (TEST_DEVICE=cuda): what is captured and replayed, and what runs and calls leave of each
- * other's workspace. It needs a GPU, on which all ranks are.
+ * other's workspace. Most of it needs a GPU, on which all ranks are.
  */
 #include "gpu.h"
 
-TEST_GPU(calls_are_captured_and_replayed_and_a_workspace_that_would_grow_is_an_error) {
+TEST_RANKS(calls_are_captured_and_replayed_and_a_workspace_that_would_grow_is_an_error) {
     BEGIN;
     driver graph = graphs();
     void *stream = tt_stream(test_device()), *captured, *executable;
@@ -167,5 +167,90 @@ TEST_GPU(calls_and_runs_of_a_graph_do_not_overwrite_what_a_slower_rank_still_rea
     BEGIN;
     check_turns(group, TUTTI_BF16);
     check_turns(group, TUTTI_F32); /* by several kernels */
+    END;
+}
+
+/* A graph of a gather and a scatter, and behind its capture calls that need a larger workspace. */
+static void check_growing(tutti_world *world, int ranks, tutti_dtype dtype) {
+    tutti_group *group; /* whose workspace is small yet */
+    CHECK_OK(tutti_group_new(world, NULL, ranks, NULL, &group));
+    int rank = tutti_group_rank(group);
+    tt_dims shape = tt_shape(16, 32), tall = tt_shape(16 * ranks, 32);
+    tt_tensor *x = there(whole(shape, dtype, rank)), *y = there(whole(tall, dtype, rank)),
+              *right = there(whole(tt_shape(32, 32), dtype, 3));
+    for (int round = 0; round < 2; round++) {
+        CHECK(tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).count == 1);
+        CHECK(tt_fused_matmul_reduce_scatter(y, right, TUTTI_SUM, 0, group) != NULL);
+    }
+    CHECK(tt_synchronize(test_device()));
+    size_t before = tt_fused_workspace_bytes(group);
+    for (int64_t rows = 4096; rows <= 16384; rows *= 4) {
+        CHECK_OK(tutti_barrier(group, NULL));
+        CHECK(tt_replay_begin(test_device()));
+        tt_tensor *all = tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).at[0],
+                  *part = tt_fused_matmul_reduce_scatter(y, right, TUTTI_SUM, 0, group);
+        tt_replay *replay = tt_replay_end(test_device());
+        CHECK(replay != NULL);
+        tt_tensor *large = there(tt_ones(tt_shape(rows, 32), dtype, NULL)),
+                  *column = there(tt_ones(tt_shape(32, 1), dtype, NULL)),
+                  *sums = tt_fused_all_gather_matmul(large, tt_tensors(column), 0, group, NULL).at[0];
+        for (int run = 0; run < 2; run++) {
+            tt_copy_(x, there(whole(shape, dtype, rank + 10 * run)));
+            tt_copy_(y, there(whole(tall, dtype, rank + 10 * run)));
+            CHECK(tt_replay_run(replay) && tt_synchronize(test_device()));
+            tt_tensor *sum = NULL;
+            for (int from = 0; from < ranks; from++) {
+                tt_tensor *one = tt_to(tt_matmul(whole(tall, dtype, from + 10 * run), back(right)), TUTTI_F32);
+                sum = from == 0 ? one : tt_add(sum, one);
+                CHECK(tt_equal(back(tt_narrow(all, 0, from * 16, 16)),
+                               tt_matmul(whole(shape, dtype, from + 10 * run), back(right))));
+            }
+            CHECK(tt_equal(back(part), tt_to(part_of(sum, 0, rank, ranks), dtype)));
+        }
+        CHECK(tt_equal(back(sums), tt_full(tt_shape(rows * ranks, 1), 32, dtype, NULL)));
+        CHECK_OK(tutti_group_check(group));
+        tt_replay_release(replay);
+    }
+    CHECK(tt_fused_workspace_bytes(group) > before);
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_group_release(group);
+}
+
+TEST_RANKS(a_graph_runs_on_when_the_workspace_has_grown_behind_its_capture) {
+    BEGIN;
+    check_growing(world, ranks, TUTTI_F32);
+    check_growing(world, ranks, TUTTI_BF16);
+    CHECK_OK(tutti_group_check(group));
+    END;
+}
+
+TEST_RANKS(a_call_that_one_rank_captures_and_another_makes_is_a_mismatch) {
+    BEGIN;
+    tt_tensor *x = there(whole(tt_shape(16, 32), TUTTI_F32, rank)),
+              *y = there(whole(tt_shape(16 * ranks, 32), TUTTI_F32, rank)),
+              *right = there(whole(tt_shape(32, 8), TUTTI_F32, 3));
+    for (int round = 0; round < 4; round++) {
+        tt_replay *replay = NULL;
+        if (round % 2 == 1 && rank == 0)
+            CHECK(tt_synchronize(test_device()) && tt_replay_begin(test_device()));
+        if (round % 2 == 0) {
+            tt_tensor *all = tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).at[0],
+                      *part = tt_fused_matmul_reduce_scatter(y, right, TUTTI_SUM, 0, group), *sum = NULL;
+            for (int from = 0; from < ranks; from++) {
+                tt_tensor *one = tt_matmul(whole(tt_shape(16 * ranks, 32), TUTTI_F32, from), back(right));
+                sum = from == 0 ? one : tt_add(sum, one);
+                CHECK(tt_equal(back(tt_narrow(all, 0, from * 16, 16)),
+                               tt_matmul(whole(tt_shape(16, 32), TUTTI_F32, from), back(right))));
+            }
+            CHECK(tt_equal(back(part), part_of(sum, 0, rank, ranks)));
+            continue;
+        }
+        FAILS(tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL), TUTTI_ERROR_MISMATCH, "for a graph");
+        FAILS(tt_fused_matmul_reduce_scatter(y, right, TUTTI_SUM, 0, group), TUTTI_ERROR_MISMATCH, "for a graph");
+        if (rank == 0)
+            CHECK((replay = tt_replay_end(test_device())) != NULL);
+        tt_replay_release(replay);
+    }
+    CHECK_OK(tutti_group_check(group));
     END;
 }

@@ -581,6 +581,62 @@ TEST(memory_that_another_stream_uses_is_not_given_out_before) {
     test_device_leave();
 }
 
+TEST(memory_that_is_resized_on_another_stream_is_not_given_out_before_it_was_copied) {
+    tutti_device device = there();
+    tt_options options;
+    CHECK(tt_synchronize(device));
+    void (*events_are_ready)(int) = stand_in_events();
+    if (events_are_ready == NULL)
+        SKIP("only the stand-in can hold an event back");
+    void *stream = tt_stream_new(device);
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_ones(tt_shape(100), TUTTI_F32, on(&options, device));
+    const void *memory = tt_data(x);
+    CHECK(tt_stream_set(device, stream));
+    events_are_ready(0);
+    CHECK(tt_storage_resize(x, 4096)); /* copies on the other stream */
+    CHECK(tt_stream_set(device, NULL) && tt_data(x) != memory);
+    CHECK(tt_data(tt_empty(tt_shape(100), TUTTI_F32, on(&options, device))) != memory);
+    events_are_ready(1);
+    CHECK(tt_item(tt_sum(x)) == 100);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(device, stream);
+    test_device_leave();
+}
+
+/* The driver gives handles out again: memory of a stream that has ended is not the new one's. */
+TEST(memory_of_an_ended_stream_is_not_taken_for_that_of_a_new_one_with_its_handle) {
+    tutti_device device = there();
+    tt_options options;
+    CHECK(tt_synchronize(device));
+    void (*events_are_ready)(int) = stand_in_events();
+    if (events_are_ready == NULL)
+        SKIP("only the stand-in can hold an event back");
+    void *ended = tt_stream_new(device), *streams[64] = { NULL };
+    tt_scope scope = tt_scope_open();
+    CHECK(tt_stream_set(device, ended));
+    tt_tensor *x = tt_ones(tt_shape(100), TUTTI_F32, on(&options, device));
+    const void *memory = tt_data(x);
+    tt_stream_release(device, ended);
+    int count = 0;
+    do
+        streams[count] = tt_stream_new(device);
+    while (streams[count++] != ended && count < 64);
+    if (streams[count - 1] != ended)
+        SKIP("no new stream has the handle of the old one");
+    CHECK(tt_stream_set(device, ended) && tt_add_scalar(x, 1) != NULL);
+    CHECK(tt_stream_set(device, NULL));
+    events_are_ready(0);
+    CHECK_OK(tt_scope_close(&scope));
+    scope = tt_scope_open();
+    CHECK(tt_data(tt_empty(tt_shape(100), TUTTI_F32, on(&options, device))) != memory);
+    events_are_ready(1);
+    CHECK_OK(tt_scope_close(&scope));
+    for (int i = 0; i < count; i++)
+        tt_stream_release(device, streams[i]);
+    test_device_leave();
+}
+
 /* ---- with others ---- */
 
 TEST(pinned_memory_and_dlpack_go_both_ways) {

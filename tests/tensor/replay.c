@@ -93,6 +93,54 @@ TEST(what_would_wait_inside_is_an_error_and_drops_what_was_noted) {
     tt_stream_release(test_device(), stream);
 }
 
+TEST(of_two_steps_that_are_noted_at_once_the_later_one_ends_first) {
+    tt_scope scope = tt_scope_open();
+    void *outer = own_stream(), *inner = tt_stream_new(test_device());
+    tt_tensor *x = tt_ones(tt_shape(4), TUTTI_F32, NULL);
+    CHECK(tt_synchronize(test_device()) && tt_replay_begin(test_device()));
+    tt_tensor *y = tt_add_scalar(x, 1);
+    CHECK(tt_stream_set(test_device(), inner) && tt_replay_begin(test_device()));
+    tt_tensor *z = tt_add_scalar(x, 2);
+    CHECK(tt_stream_set(test_device(), outer) && tt_replay_end(test_device()) == NULL);
+    expect_error(TUTTI_ERROR_STATE, "end what was begun later first"); /* and both go on */
+    CHECK(tt_stream_set(test_device(), inner));
+    tt_replay *second = tt_replay_end(test_device());
+    CHECK(tt_stream_set(test_device(), outer));
+    tt_replay *first = tt_replay_end(test_device());
+    CHECK(first != NULL && second != NULL);
+    CHECK(tt_replay_run(first) && all_are(y, 2));
+    CHECK(tt_stream_set(test_device(), inner) && tt_replay_run(second) && all_are(z, 3));
+    CHECK(tt_stream_set(test_device(), outer));
+    tt_replay_release(first);
+    tt_replay_release(second);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), inner);
+    tt_stream_release(test_device(), outer);
+}
+
+/* As a program does that gives up in the middle. */
+TEST(a_stream_that_is_released_while_it_is_noted_leaves_nothing_to_the_next_one) {
+    tt_scope scope = tt_scope_open();
+    void *given_up = own_stream(), *stream;
+    tt_tensor *x = tt_ones(tt_shape(33), TUTTI_F32, NULL), *noise;
+    tt_seed(5, 1);
+    noise = tt_randn(tt_shape(33), TUTTI_F32, NULL);
+    tt_seed(5, 1);
+    CHECK(tt_synchronize(test_device()) && tt_replay_begin(test_device()));
+    tt_add(x, tt_randn(tt_shape(33), TUTTI_F32, NULL));
+    tt_stream_release(test_device(), given_up);
+    CHECK(tt_equal(tt_randn(tt_shape(33), TUTTI_F32, NULL), noise)); /* nothing was drawn */
+    stream = own_stream();                                           /* the stand-in gives the handle out again */
+    CHECK(tt_item(tt_sum(x)) == 33);
+    CHECK(tt_replay_begin(test_device()));
+    tt_tensor *y = tt_add_scalar(x, 1);
+    tt_replay *replay = tt_replay_end(test_device());
+    CHECK(replay != NULL && tt_replay_run(replay) && all_are(y, 2));
+    tt_replay_release(replay);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), stream);
+}
+
 /* ---- numbers of the host that change from run to run ---- */
 
 static tt_tensor *draws(tt_tensor *x) {
@@ -296,6 +344,41 @@ TEST(a_capture_that_others_began_has_memory_of_its_own) {
     CHECK(driver.end_runnable(runnable) == 0 && driver.end_graph(graph) == 0);
     CHECK_OK(tt_scope_close(&scope));
     tt_stream_release(test_device(), stream);
+}
+
+/* What the driver refuses meanwhile breaks the capture, whoever asked. */
+TEST(while_another_library_captures_memory_goes_back_and_events_are_asked) {
+    tt_scope scope = tt_scope_open();
+    void *stream = own_stream(), *others, *graph;
+    driver driver = driver_of();
+    tt_tensor *x = tt_ones(tt_shape(8), TUTTI_F32, NULL);
+    CHECK(tt_replay_begin(test_device()));
+    tt_tensor *y = tt_add_scalar(x, 1);
+    tt_replay *replay = tt_replay_end(test_device());
+    CHECK(replay != NULL && tt_replay_run(replay));
+    tt_release(tt_keep(tt_empty(tt_shape(40 << 20), TUTTI_U8, NULL))); /* a segment of its own */
+    CHECK(tt_synchronize(test_device()));
+    others = tt_stream_new(test_device());
+    tt_event *event = tt_event_record(test_device());
+    tt_device_memory before = { .size = sizeof before }, behind = { .size = sizeof behind };
+    CHECK_EQ(driver.begin(others, 0), 0);
+    CHECK(tt_event_wait(event) && tt_event_done(event));
+    tt_scope inner = tt_scope_open();
+    CHECK(tt_empty_pinned(tt_shape(16), TUTTI_F32) != NULL);
+    tt_empty(tt_shape(50 << 20), TUTTI_U8, NULL);
+    CHECK_OK(tt_scope_close(&inner));
+    CHECK_OK(tt_device_memory_get(test_device(), &before));
+    tt_device_memory_trim(test_device());
+    CHECK_OK(tt_device_memory_get(test_device(), &behind));
+    CHECK(behind.reserved < before.reserved);
+    tt_replay_release(replay);
+    tt_stream_release(test_device(), stream);
+    CHECK_EQ(driver.end(others, &graph), 0);
+    CHECK_EQ(driver.end_graph(graph), 0);
+    CHECK(all_are(y, 2));
+    tt_event_release(event);
+    tt_stream_release(test_device(), others);
+    CHECK_OK(tt_scope_close(&scope));
 }
 
 /* A training step with collectives: forward, backward, the gradient's average. */

@@ -203,9 +203,13 @@ enum {
 };
 static std::atomic<int> captures_for_all;
 static thread_local int captures_for_thread, thread_mode;
+static std::atomic<bool> broken; /* a capture for all: by a call that it forbids */
 static bool is_forbidden() {
-    return thread_mode != RELAXED &&
-           (captures_for_thread > 0 || (thread_mode == FOR_ALL && captures_for_all.load() > 0));
+    bool yes = thread_mode != RELAXED &&
+               (captures_for_thread > 0 || (thread_mode == FOR_ALL && captures_for_all.load() > 0));
+    if (yes && captures_for_all.load() > 0)
+        broken = true;
+    return yes;
 }
 
 static CUresult allocate(CUdeviceptr *address, size_t bytes) {
@@ -227,6 +231,8 @@ static CUresult allocate(CUdeviceptr *address, size_t bytes) {
 }
 static CUresult free_memory(CUdeviceptr address) {
     std::lock_guard<std::mutex> held(lock);
+    if (is_forbidden())
+        return 900;
     auto found = allocated.find(address);
     if (found == allocated.end())
         return CUDA_ERROR_INVALID_HANDLE;
@@ -238,6 +244,8 @@ static CUresult free_memory(CUdeviceptr address) {
 static std::map<CUdeviceptr, size_t> pinned; /* under the lock */
 static CUresult allocate_host(void **data, size_t bytes, unsigned) {
     std::lock_guard<std::mutex> held(lock);
+    if (is_forbidden())
+        return 900;
     *data = aligned_alloc(512, (bytes + 511) / 512 * 512);
     pinned[(CUdeviceptr)(uintptr_t)*data] = bytes;
     objects++;
@@ -491,8 +499,15 @@ static CUresult write_word(CUstream stream, CUdeviceptr to, uint32_t value, unsi
     return give(stream, [=] { __atomic_store_n((uint32_t *)(uintptr_t)to, value, __ATOMIC_RELEASE); });
 }
 
+/* The handle of the stream that was ended last is given out first, as the driver may do. */
+static auto &ended_streams = *new std::vector<stream_state *>; /* under the lock; never freed */
 static CUresult make_stream(CUstream *stream, unsigned) {
-    *stream = (CUstream) new stream_state;
+    std::lock_guard<std::mutex> held(lock);
+    stream_state *made = ended_streams.empty() ? new stream_state : ended_streams.back();
+    if (!ended_streams.empty())
+        ended_streams.pop_back();
+    *made = {};
+    *stream = (CUstream)made;
     objects++;
     return CUDA_SUCCESS;
 }
@@ -500,7 +515,9 @@ static CUresult make_stream_of(CUstream *stream, unsigned flags, int) {
     return make_stream(stream, flags);
 }
 static CUresult end_stream(CUstream stream) {
-    delete (stream_state *)stream;
+    std::lock_guard<std::mutex> held(lock);
+    ((stream_state *)stream)->into = nullptr;
+    ended_streams.push_back((stream_state *)stream);
     objects--;
     return CUDA_SUCCESS;
 }
@@ -544,7 +561,7 @@ static CUresult end_capture(CUstream stream, CUgraph *graph) {
     *graph = (CUgraph) new notes(into->given);
     into->given.clear();
     into->ended = true; /* for the streams that came to it too */
-    return CUDA_SUCCESS;
+    return captures_for_all.load() == 0 && broken.exchange(false) ? 901 : CUDA_SUCCESS;
 }
 static CUresult exchange_mode(int *mode) {
     int before = thread_mode;
