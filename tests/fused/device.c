@@ -209,7 +209,9 @@ static tt_tensor *right_of(int64_t depth, int64_t columns, tutti_dtype dtype, in
 }
 
 /* Tiles, rows that leave a rest, less than a tile. */
-static const int64_t extents[][3] = { { 256, 512, 128 }, { 200, 264, 72 }, { 8, 8, 8 }, { 130, 1032, 328 } };
+static const int64_t extents[][3] = {
+    { 256, 512, 128 }, { 200, 264, 72 }, { 8, 8, 8 }, { 130, 1032, 328 }, { 300, 520, 136 }
+};
 #define EXTENTS ((int)(sizeof extents / sizeof extents[0]))
 
 TEST_GPU(one_kernel_gathers_and_multiplies_tiles_and_what_is_left_over) {
