@@ -149,22 +149,20 @@ static CUresult make_runnable(const tu_gpus *gpus, tu_gpu_graph *graph, CUgraph 
 tutti_status tu_gpu_capture_end(void *state, int index, void *stream, void **made) {
     tu_gpus *gpus = state;
     tu_gpu *gpu;
-    bool pushed;
+    tu_gpu_aside aside; /* this thread may have begun others, of streams of their own */
     CUgraph noted = NULL;
-    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
-    if (status != TUTTI_OK)
-        return status;
-    tu_gpu_graph *graph = take_capture(gpu, stream);
+    tutti_status status = tu_gpu_enter_aside(gpus, index, &gpu, &aside);
+    tu_gpu_graph *graph = status == TUTTI_OK ? take_capture(gpu, stream) : NULL;
     if (graph == NULL) {
-        tu_gpu_leave(gpus, pushed);
-        return gpus->host->error(TUTTI_ERROR_STATE, "the current stream is not captured");
+        tu_gpu_leave_aside(gpus, &aside);
+        return status != TUTTI_OK ? status : gpus->host->error(TUTTI_ERROR_STATE, "the current stream is not captured");
     }
     CUresult result = gpus->driver.cuStreamEndCapture(stream, &noted);
     if (result == CUDA_SUCCESS && made != NULL)
         result = make_runnable(gpus, graph, noted);
     if (noted != NULL)
         gpus->driver.cuGraphDestroy(noted);
-    tu_gpu_leave(gpus, pushed);
+    tu_gpu_leave_aside(gpus, &aside);
     if (result == CUDA_SUCCESS && made != NULL) {
         *made = graph;
         return TUTTI_OK;

@@ -570,6 +570,8 @@ static CUresult exchange_mode(int *mode) {
     return CUDA_SUCCESS;
 }
 static CUresult instantiate(CUgraphExec *runnable, CUgraph graph, unsigned long long) {
+    if (is_forbidden()) /* while another stream is captured */
+        return 900;
     *runnable = (CUgraphExec) new notes(*(notes *)graph);
     return CUDA_SUCCESS;
 }
