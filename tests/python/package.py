@@ -218,6 +218,18 @@ def fails(rank):
             assert "ZeroDivisionError: on purpose" in str(error), error
 
 
+def dies_and_leaves_a_child():
+    """The child has what the rank had open, as workers of a data loader do."""
+    with tutti.World() as world:
+        world.group.barrier()
+        if world.rank == 1:
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        world.group.barrier()
+
+
 def goes_on(told):
     with tutti.World() as world:
         if world.rank == 0:
@@ -289,6 +301,9 @@ def a_death_reaches_the_others_and_the_parent():
     error = raises(tutti.DeadError, tutti.spawn, dies, 3)
     assert error.ranks == (1,) and "signal 9" in str(error)
     raises(ZeroDivisionError, tutti.spawn, fails, 2, 1)
+    begin = time.monotonic()
+    error = raises(tutti.DeadError, tutti.spawn, dies_and_leaves_a_child, 2)
+    assert error.ranks == (1,) and time.monotonic() - begin < 45, (error, time.monotonic() - begin)
     raises(ValueError, tutti.spawn, fails, 0, 1)
 
 
