@@ -89,6 +89,7 @@ def release_here(process: int, function: Any, handle: Any) -> None:
 
 class Unique:
     """What has a handle of the C library's: a copy of the object would hold it beyond its end, and another process has none."""
+    __slots__ = ()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"tutti: a {type(self).__name__} belongs to this process, and can be neither copied nor pickled")
