@@ -5,19 +5,31 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, NoReturn, Optional, Sequence, Tuple
 
 from ._library import lib
 from .errors import check
 
 
 def text(value: Optional[str]) -> Optional[bytes]:
-    return value.encode() if value is not None else None
+    return name_of(value) if value is not None else None
+
+
+def name_of(value: str) -> bytes:
+    """A text of C, which ends at its first zero byte: one with a zero inside would be another one."""
+    data = value.encode()
+    if b"\0" in data:
+        raise ValueError(f"tutti: {value!r} has a zero character inside, and would be cut off there")
+    return data
 
 
 def nanoseconds(seconds: Optional[float]) -> int:
     """Seconds as C takes them; None is 0, the default."""
-    return 0 if seconds is None else max(1, int(min(seconds * 1e9, 2**63 - 1)))  # one that is infinite, too
+    if seconds is None:
+        return 0
+    if seconds < 0:
+        raise ValueError(f"tutti: a timeout of {seconds} s is negative; None is the default")
+    return max(1, int(min(seconds * 1e9, 2**63 - 1)))  # one that is infinite, too
 
 
 def integer(value: Any) -> int:
@@ -32,6 +44,14 @@ def wide_integer(value: Any) -> int:
     """The same of an int64_t."""
     value = operator.index(value)
     if not -2**63 <= value < 2**63:
+        raise OverflowError(f"tutti: {value} does not fit into 64 bits")
+    return value
+
+
+def wide_unsigned(value: Any) -> int:
+    """The same of a uint64_t; of a negative number its two's complement."""
+    value = operator.index(value)
+    if not -2**63 <= value < 2**64:
         raise OverflowError(f"tutti: {value} does not fit into 64 bits")
     return value
 
@@ -57,7 +77,7 @@ def sizes(values: Sequence[int]) -> Any:
 def device_number(name: str) -> int:
     """The number of a device: "cpu", "cuda", "cuda:1"."""
     number = ctypes.c_int()
-    check(lib.tutti_device_parse(name.encode(), ctypes.byref(number)))
+    check(lib.tutti_device_parse(name_of(name), ctypes.byref(number)))
     return number.value
 
 
@@ -65,6 +85,14 @@ def release_here(process: int, function: Any, handle: Any) -> None:
     """A forked child has copies of these objects, and the library's locks as they were at that moment: it touches nothing."""
     if process == os.getpid():
         function(handle)
+
+
+class Unique:
+    """What has a handle of the C library's: a copy of the object would hold it beyond its end, and another process has none."""
+    __slots__ = ()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"tutti: a {type(self).__name__} belongs to this process, and can be neither copied nor pickled")
 
 
 _c = ctypes.CDLL(None, use_errno=True)

@@ -23,6 +23,8 @@ _BY_NUMBER = {number: name for name, number in _NUMBERS.items()}
 def dtype_name(dtype: Any) -> str:
     """The library's name of an element type, given as its own name, Python's, NumPy's or PyTorch's."""
     text = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    if not getattr(dtype, "isnative", True):
+        raise TypeError(f"tutti: {dtype!r} has the byte order of other machines")
     text = {"float": "f64", "int": "i64"}.get(text, text).replace("torch.", "")
     if text not in _BY_NAME:
         raise TypeError(f"tutti: {dtype!r} is no element type; there are {', '.join(_TYPES)}")

@@ -17,7 +17,7 @@ import os
 import weakref
 from typing import Any, Iterator, Optional, Tuple
 
-from ._arguments import c_stream, release_here
+from ._arguments import Unique, c_stream, release_here
 from ._library import lib, struct
 from .buffers import dtype_number
 from .errors import FileMissingError, NotFoundError, StateError
@@ -31,7 +31,7 @@ _open, _begin = _calls.bind("tt_tokens_open", "pointer", "sP"), _calls.bind("tt_
 _batch = _calls.bind("tt_tokens_batch", "done", "PqPP")
 
 
-class _Closed:
+class _Closed(Unique):
     """Something of C's that is ended by close, by the end of a block, or when its object goes."""
     _handle: Optional[int]
 

@@ -9,7 +9,7 @@ import tempfile
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ._arguments import c_stream
+from ._arguments import Unique, c_stream
 from ._library import constants, lib, struct
 from .tensor import _calls
 from .tensor._autograd import address_of, fill
@@ -91,7 +91,7 @@ def _end_compiled(process: int, handle: int, number: int) -> None:
         _calls.kept.drop(number)
 
 
-class Compiled:
+class Compiled(Unique):
     """A function that is captured at its first call and runs as compiled code from then on. See compile."""
 
     def __init__(self, function: Callable[..., Any], options: Dict[str, Any]) -> None:
@@ -165,7 +165,7 @@ def _end_cache(process: int, handle: int) -> None:
         lib.tt_backward_cache_release(ctypes.byref(_pointer(handle)))
 
 
-class CompiledBackward:
+class CompiledBackward(Unique):
     """Backwards that are captured once, hooks and all, and from then on run as graphs:
 
         compiled = tutti.CompiledBackward()
@@ -224,7 +224,7 @@ def _graph_text(handle: int) -> str:
     return text
 
 
-class Graph:
+class Graph(Unique):
     """What a function does with its tensors, as a list of operators: str() shows it, calling it runs it."""
 
     def __init__(self, handle: int, structure: Any = None) -> None:

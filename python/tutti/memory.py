@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Optional
 
 from . import _interrupt
-from ._arguments import integer, nanoseconds, release_here, shape_of, wide_integer
+from ._arguments import Unique, integer, nanoseconds, release_here, shape_of, wide_integer, wide_unsigned
 from ._library import constants, lib, struct
 from .buffers import dtype_bytes, dtype_number, host_buffer_of, numpy_dtype
 from .errors import check, error_of, of_rank
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _Call = struct("tutti_call")
 
 
-class Peers:
+class Peers(Unique):
     """The blocks of all ranks of a group, mapped."""
 
     def __init__(self, memory: Memory, group: Any, handle: Any) -> None:
@@ -72,12 +72,13 @@ class Peers:
     def put_with_signal(self, to: int, array: Any, word: int, value: int, offset: int = 0, timeout: Optional[float] = None) -> None:
         """Writes an array into a rank's block, then sets a word of its signal pad: who sees the value sees the array."""
         source = host_buffer_of(array)
-        self._call(lib.tutti_peers_put_with_signal, integer(to), wide_integer(offset), source.address, source.count * dtype_bytes(source.dtype), word, value, timeout=timeout)
+        self._call(lib.tutti_peers_put_with_signal, integer(to), wide_integer(offset), source.address, source.count * dtype_bytes(source.dtype), wide_integer(word), wide_unsigned(value),
+                   timeout=timeout)
 
     def wait_for_signal(self, word: int, value: int, at_least: bool = False, timeout: Optional[float] = None) -> None:
         """Waits until a word of this rank's own pad is the value, or is at least that, and leaves it as it is."""
         comparison = constants["TUTTI_AT_LEAST" if at_least else "TUTTI_EQUAL"]
-        self._call(lib.tutti_peers_wait_for_signal, word, comparison, value, timeout=timeout)
+        self._call(lib.tutti_peers_wait_for_signal, wide_integer(word), comparison, wide_unsigned(value), timeout=timeout)
 
     def put_multicast(self, array: Any, offset: int = 0, timeout: Optional[float] = None) -> None:
         """Writes an array into everybody's block at once, where the device has multicast (World.has_multicast) or TUTTI_MULTICAST is "software"."""
@@ -97,7 +98,7 @@ class Peers:
         check(_interrupt.call(self.group.world._handle, function, self._handle, *arguments, ctypes.byref(call)))
 
 
-class Memory:
+class Memory(Unique):
     """Symmetric memory: a block of this rank that others can map. Arrays over it keep it alive, also beyond the world."""
 
     def __init__(self, world: Any, shape: Any, dtype: Any, handle: Any) -> None:

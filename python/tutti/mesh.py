@@ -8,7 +8,7 @@ import weakref
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from . import _interrupt
-from ._arguments import device_number, integers, nanoseconds, release_here
+from ._arguments import Unique, device_number, integers, name_of, nanoseconds, release_here, text
 from ._library import constants, lib, struct
 from .errors import check
 from .world import Group, World
@@ -16,7 +16,7 @@ from .world import Group, World
 _Options = struct("tutti_mesh_options")
 
 
-class Mesh:
+class Mesh(Unique):
     """The ranks of a world in a grid: `Mesh(world, (2, 4), names=("data", "model"))` has a group for each row and column. All ranks of the world make it. ranks, in
     row-major order, are those of the world where nothing is given."""
 
@@ -27,7 +27,7 @@ class Mesh:
         if names is not None:
             if len(names) != len(shape):
                 raise ValueError(f"tutti: {len(names)} names for {len(shape)} dimensions")
-            texts = (ctypes.c_char_p * len(names))(*[name.encode() for name in names])
+            texts = (ctypes.c_char_p * len(names))(*[name_of(name) for name in names])
             options.names = ctypes.addressof(texts)
         if ranks is not None:
             numbers = integers(ranks)
@@ -46,7 +46,7 @@ class Mesh:
         if not isinstance(dim, str):
             return dim
         number = ctypes.c_int()
-        check(lib.tutti_mesh_dim(self._handle, dim.encode(), ctypes.byref(number)))
+        check(lib.tutti_mesh_dim(self._handle, name_of(dim), ctypes.byref(number)))
         return number.value
 
     ndim = property(lambda self: lib.tutti_mesh_dim_count(self._handle), doc="How many dimensions it has.")
@@ -98,12 +98,12 @@ class Mesh:
     def __getitem__(self, names: Union[str, Sequence[str]]) -> Mesh:
         """The mesh of some dimensions, named in their order, with the same groups."""
         wanted = (names,) if isinstance(names, str) else tuple(names)
-        texts = (ctypes.c_char_p * max(1, len(wanted)))(*[name.encode() for name in wanted])
+        texts = (ctypes.c_char_p * max(1, len(wanted)))(*[name_of(name) for name in wanted])
         return self._derived(lib.tutti_mesh_slice, texts, len(wanted))
 
     def flatten(self, name: Optional[str] = None) -> Mesh:
         """All dimensions joined to one, with a group of its own, which its ranks make together. It can be sliced out of the whole mesh by its name then."""
-        return self._derived(lib.tutti_mesh_flatten, name.encode() if name is not None else None)
+        return self._derived(lib.tutti_mesh_flatten, text(name))
 
     def _derived(self, function: Any, *arguments: Any) -> Mesh:
         handle = ctypes.c_void_p()
@@ -127,7 +127,7 @@ def mesh_shape(ranks: int, shape: Sequence[int]) -> Tuple[int, ...]:
     return tuple(sizes)
 
 
-class Connectivity:
+class Connectivity(Unique):
     """How far places are from each other: link(a, b) is "self", "core", "cache", "node", "package", "machine", "network" or, of devices with links of their own,
     "direct". Made by of_machine, of_ranks and of_devices."""
 

@@ -7,6 +7,7 @@ import os
 import weakref
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
+from ._arguments import Unique
 from ._library import constants, lib, struct
 from .nn._module import Module, _named_list
 from .tensor import _calls
@@ -31,7 +32,7 @@ def _given(value: Optional[float]) -> float:
     return 0.0 if value is None else _ZERO if value == 0 else value
 
 
-class Optimizer:
+class Optimizer(Unique):
     """Trains the parameters that a module has now and that require grad."""
 
     def __init__(self, handle: int) -> None:

@@ -10,6 +10,7 @@ import os
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ._arguments import Unique
 from ._library import constants, struct
 from .buffers import dtype_number
 from .nn._module import Module, _named_list
@@ -81,7 +82,7 @@ def _watch(user, kind, name):
     _calls.kept.get(user)[1](_EVENTS[kind], name.decode())
 
 
-class _Parallel:
+class _Parallel(Unique):
     _sync: Any
     _end: Any
 

@@ -64,35 +64,48 @@ def _tell_of_the_others(failures, deaths, left):
     warnings.warn(f"tutti.spawn: {why}. Not ended, and waited for: rank {', '.join(map(str, left))}", RuntimeWarning, stacklevel=4)
 
 
+def _end_of(process):
+    """A descriptor that is readable when the process has ended. multiprocessing's own, and the pipe of the answer, stay open as long as a child that the process has
+    forked has them."""
+    try:
+        return os.pidfd_open(process.pid)
+    except (AttributeError, OSError):  # an old kernel
+        return os.dup(process.sentinel)
+
+
 def _run(function, ranks, arguments, store):
     import multiprocessing.connection  # late, since it takes long
     context = multiprocessing.get_context("spawn")
-    children = []
-    for rank in range(ranks):
-        receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_rank_main, args=(function, arguments, {"rank": rank, "size": ranks, "store": store}, sender))
-        process.start()
-        sender.close()
-        children.append((process, receiver))
+    children, ends = [], []
     results, failures, deaths = [None] * ranks, [], []
-    waiting, tell_at, told = {receiver: rank for rank, (_, receiver) in enumerate(children)}, None, False
+    waiting, tell_at, told = {}, None, False  # waiting: what is ready when a rank has answered, and what is when it has ended
     try:
+        for rank in range(ranks):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_rank_main, args=(function, arguments, {"rank": rank, "size": ranks, "store": store}, sender))
+            process.start()
+            sender.close()
+            children.append((process, receiver))
+            ends.append(_end_of(process))
+            waiting[receiver] = waiting[ends[-1]] = rank
         while waiting:
             left = None if tell_at is None or told else max(0.0, tell_at - time.monotonic())
             ready = multiprocessing.connection.wait(waiting, left)
             if not ready:
-                _tell_of_the_others(failures, deaths, sorted(waiting.values()))
+                _tell_of_the_others(failures, deaths, sorted(set(waiting.values())))
                 told = True
-            for receiver in ready:
-                rank = waiting.pop(receiver)
-                process = children[rank][0]
+            for rank in {waiting[each] for each in ready}:
+                process, receiver = children[rank]
+                del waiting[receiver], waiting[ends[rank]]
                 try:
+                    if not receiver.poll():  # it has ended without a word
+                        raise EOFError
                     _, good, value = receiver.recv()
                     if good:
                         results[rank] = value
                     else:
                         failures.append(value)
-                except EOFError:
+                except (EOFError, OSError):  # the latter in the middle of its answer
                     process.join()
                     deaths.append((rank, process.exitcode))
                 process.join()
@@ -102,6 +115,9 @@ def _run(function, ranks, arguments, store):
         for process, _ in children:
             process.terminate()
         raise
+    finally:
+        for descriptor in ends:
+            os.close(descriptor)
     if deaths:
         raise DeadError("DEAD", _death(*deaths[0]), [deaths[0][0]])
     if failures:

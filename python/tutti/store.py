@@ -8,7 +8,7 @@ import weakref
 from typing import Any, List, Mapping, Optional, Sequence, Union
 
 from . import _interrupt
-from ._arguments import nanoseconds, release_here
+from ._arguments import Unique, integer, name_of, nanoseconds, release_here, wide_integer
 from ._library import lib, struct
 from .errors import StateError, check
 
@@ -17,24 +17,30 @@ Value = Union[str, bytes, bytearray, memoryview]
 
 
 def _bytes(value: Value) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)
+    return value.encode() if isinstance(value, str) else bytes(memoryview(value))  # bytes(5) would be five zeros
 
 
 def _names(keys: Sequence[str]) -> Any:
-    return (ctypes.c_char_p * max(1, len(keys)))(*[key.encode() for key in keys])
+    return (ctypes.c_char_p * max(1, len(keys)))(*[name_of(key) for key in keys])
 
 
-class Store:
+class _Owned:
+    """A handle. Calls are given this object, and so have it until they return, also where another thread closes the store meanwhile."""
+
+    def __init__(self, handle: Optional[int]) -> None:
+        self._as_parameter_ = ctypes.c_void_p(handle)
+        weakref.finalize(self, release_here, os.getpid(), lib.tutti_store_release, handle).atexit = False
+
+
+class Store(Unique):
     """Keys and values that several processes see: world.store, or one of one's own, made by memory, file, tcp or open. Values are bytes; texts are written
-    as UTF-8. timeout is in seconds. A store may be used by one thread at a time; clone() gives another handle."""
+    as UTF-8. timeout is in seconds. Calls of several threads take turns, and one that waits holds up the others; clone() gives another handle. What Ctrl-C ends
+    may still reach the store later."""
 
     def __init__(self, handle: Optional[int], world: Any = None) -> None:
         """Lent by a world; or owned."""
-        self._world, self._store = world, handle
-        self._release = None
-        if world is None:
-            self._release = weakref.finalize(self, release_here, os.getpid(), lib.tutti_store_release, handle)
-            self._release.atexit = False
+        self._world = world
+        self._store: Any = handle if world is not None else _Owned(handle)
 
     # ---- making ----
 
@@ -64,16 +70,16 @@ class Store:
             trust_network: bool = False) -> Store:
         """A client of a server on the network, which with server this process is (port 0: any that is free). host may be "unix:@name". With a secret of 16 to 64
         bytes only clients that prove it are served; a server without one on an address other than loopback needs trust_network."""
-        return cls._made(lib.tutti_store_open_tcp, host.encode(), port, ctypes.byref(_tcp_options(server, timeout, workers, secret, trust_network)))
+        return cls._made(lib.tutti_store_open_tcp, name_of(host), integer(port), ctypes.byref(_tcp_options(server, timeout, workers, secret, trust_network)))
 
     @classmethod
     def open(cls, url: str, timeout: Optional[float] = None, secret: Optional[bytes] = None) -> Store:
         """From "unix:@name", "tcp://host:port" or "file:///path", the form of TUTTI_STORE."""
-        return cls._made(lib.tutti_store_open_url, url.encode(), ctypes.byref(_tcp_options(False, timeout, 0, secret, False)))
+        return cls._made(lib.tutti_store_open_url, name_of(url), ctypes.byref(_tcp_options(False, timeout, 0, secret, False)))
 
     def prefix(self, text: str) -> Store:
         """A store whose keys all get the text and "/" in front, on this one."""
-        return self._made(lib.tutti_store_open_prefix, text.encode(), self._handle)
+        return self._made(lib.tutti_store_open_prefix, name_of(text), self._handle)
 
     def clone(self) -> Store:
         """An independent handle to the same data, safe for another thread."""
@@ -81,9 +87,8 @@ class Store:
 
     def close(self) -> None:
         """Ends the handle; the keys live as long as the store does. That of a world goes with it."""
-        if self._release is not None:
+        if self._world is None:
             self._store = None
-            self._release()
 
     def __enter__(self) -> Store:
         return self
@@ -92,7 +97,7 @@ class Store:
         self.close()
 
     @property
-    def _handle(self) -> int:
+    def _handle(self) -> Any:
         if self._world is not None:
             self._world._open()  # the store goes with it
         if self._store is None:
@@ -100,7 +105,9 @@ class Store:
         return self._store
 
     def _call(self, function: Any, *arguments: Any) -> None:
-        check(_interrupt.call(self._world._handle if self._world is not None else None, function, self._handle, *arguments))
+        """A question, whose answer is owed at once. A server that owes it longer, having been stopped or cut off, is waited for, and Ctrl-C ends that."""
+        handle = self._handle
+        _interrupt.ask(lambda: check(function(handle, *arguments)))
 
     def _wait(self, attempt: Any, timeout: Optional[float]) -> None:
         """attempt(nanoseconds), which may be made again."""
@@ -115,29 +122,29 @@ class Store:
     def set(self, key: str, value: Value) -> None:
         """Sets a key, whether or not it exists."""
         data = _bytes(value)
-        self._call(lib.tutti_store_set, key.encode(), data, len(data))
+        self._call(lib.tutti_store_set, name_of(key), data, len(data))
 
     def get(self, key: str, timeout: Optional[float] = None) -> bytes:
         """The value; waits until it is there."""
         value, length = ctypes.c_void_p(), ctypes.c_size_t()
-        self._wait(lambda limit: lib.tutti_store_get(self._handle, key.encode(), limit, ctypes.byref(value), ctypes.byref(length)), timeout)
+        self._wait(lambda limit: lib.tutti_store_get(self._handle, name_of(key), limit, ctypes.byref(value), ctypes.byref(length)), timeout)
         return _taken(value.value, length.value)
 
     def add(self, key: str, amount: int = 1) -> int:
         """Adds to a counter, and returns the sum."""
         total = ctypes.c_int64()
-        self._call(lib.tutti_store_add, key.encode(), amount, ctypes.byref(total))
+        self._call(lib.tutti_store_add, name_of(key), wide_integer(amount), ctypes.byref(total))
         return total.value
 
     def append(self, key: str, value: Value) -> None:
         """Adds bytes to the end of a value; a missing key counts as empty."""
         data = _bytes(value)
-        self._call(lib.tutti_store_append, key.encode(), data, len(data))
+        self._call(lib.tutti_store_append, name_of(key), data, len(data))
 
     def compare_set(self, key: str, expected: Value, desired: Value) -> bytes:
         """Sets a key that has the expected value, or that is missing where b"" is expected. What it is then; a missing key gives back what was expected."""
         before, after, value, length = _bytes(expected), _bytes(desired), ctypes.c_void_p(), ctypes.c_size_t()
-        self._call(lib.tutti_store_compare_set, key.encode(), before, len(before), after, len(after), ctypes.byref(value), ctypes.byref(length))
+        self._call(lib.tutti_store_compare_set, name_of(key), before, len(before), after, len(after), ctypes.byref(value), ctypes.byref(length))
         return _taken(value.value, length.value)
 
     def wait(self, *keys: str, timeout: Optional[float] = None) -> None:
@@ -156,7 +163,7 @@ class Store:
     def delete(self, key: str) -> bool:
         """Whether it was there."""
         existed = ctypes.c_bool()
-        self._call(lib.tutti_store_delete, key.encode(), ctypes.byref(existed))
+        self._call(lib.tutti_store_delete, name_of(key), ctypes.byref(existed))
         return existed.value
 
     def keys(self) -> List[str]:
@@ -193,14 +200,14 @@ class Store:
     def push(self, queue: str, value: Value) -> None:
         """Adds a value to the end of a queue. Queues have names of their own, beside the keys."""
         data = _bytes(value)
-        self._call(lib.tutti_store_queue_push, queue.encode(), data, len(data))
+        self._call(lib.tutti_store_queue_push, name_of(queue), data, len(data))
 
     def pop(self, queue: str, wait: bool = True, timeout: Optional[float] = None) -> bytes:
         """Takes the first value of a queue. Without wait, an empty one raises tutti.NotFoundError."""
         value, length = ctypes.c_void_p(), ctypes.c_size_t()
 
         def attempt(limit: int) -> int:
-            return lib.tutti_store_queue_pop(self._handle, queue.encode(), bool(wait), limit, ctypes.byref(value), ctypes.byref(length))
+            return lib.tutti_store_queue_pop(self._handle, name_of(queue), bool(wait), limit, ctypes.byref(value), ctypes.byref(length))
         if wait:
             self._wait(attempt, timeout)
         else:
@@ -210,17 +217,17 @@ class Store:
     def queue_length(self, queue: str) -> int:
         """How many values a queue holds."""
         length = ctypes.c_int64()
-        self._call(lib.tutti_store_queue_length, queue.encode(), ctypes.byref(length))
+        self._call(lib.tutti_store_queue_length, name_of(queue), ctypes.byref(length))
         return length.value
 
     def barrier(self, key: str, count: int, timeout: Optional[float] = None) -> None:
         """Returns when `count` callers have come. One use per key."""
         limit = nanoseconds(timeout)
         if self._world is not None:
-            self._call(lib.tutti_store_barrier, key.encode(), count, limit)
+            check(_interrupt.call(self._world._handle, lib.tutti_store_barrier, self._handle, name_of(key), wide_integer(count), limit))
         else:  # which is not to be made again, and so waits on a thread; on a handle of its own, since this one may be closed before it is over
             other = self.clone()
-            _interrupt.aside(lambda given_up: check(lib.tutti_store_barrier(other._handle, key.encode(), count, limit)))
+            _interrupt.aside(lambda given_up: check(lib.tutti_store_barrier(other._handle, name_of(key), wide_integer(count), limit)))
 
     # ---- what it is ----
 

@@ -19,6 +19,7 @@ import threading
 import weakref
 from typing import Any, Dict, List, Optional
 
+from ._arguments import Unique
 from ._library import constants, lib, struct
 from .errors import Error, StateError
 from .tensor import _calls
@@ -50,7 +51,7 @@ def _owned(owner: Any, function: Any, *arguments: Any) -> None:
 
 # ---- streams and marks ----
 
-class Stream:
+class Stream(Unique):
     """A stream of a GPU: a new one, which waits for no other, or with handle (a CUstream, a cudaStream_t as a number; 0 is the default one) one that
     somebody else has made and ends. `with stream:` makes it the thread's current one for a block."""
 
@@ -83,7 +84,7 @@ def current_stream(device: Device = "cuda") -> Stream:
     return Stream(device, _calls.answer(_current, device) or 0)
 
 
-class Event:
+class Event(Unique):
     """A mark behind what the current stream of the device holds."""
 
     def __init__(self, device: Device = "cuda") -> None:
@@ -105,7 +106,7 @@ class Event:
 
 # ---- steps that are run again ----
 
-class Replay:
+class Replay(Unique):
     """A step that is noted once, as a CUDA graph, and run again as a whole, for the cost of one launch:
 
         with streams.Stream():                   # not the default one

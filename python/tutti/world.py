@@ -11,8 +11,8 @@ import weakref
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _interrupt
-from ._arguments import (device_number, integer as _int, integers as _ints, nanoseconds as _nanoseconds, release_here as _release_here, shape_of,
-                         sizes as _sizes, text as _text)
+from ._arguments import (Unique, device_number, integer as _int, integers as _ints, nanoseconds as _nanoseconds, release_here as _release_here, shape_of,
+                         sizes as _sizes, text as _text, wide_unsigned)
 from ._library import constants, lib, struct
 from .buffers import buffer_of, dtype_bytes, new_like, place, same_place
 from .errors import StateError, check, error_of, status_name
@@ -98,7 +98,7 @@ def wait_for(world: Any, handle: Any, nanoseconds: int) -> int:
     return _interrupt.wait(world, lambda limit: lib.tutti_work_wait(handle, limit), nanoseconds, lambda: finished(handle))
 
 
-class Work:
+class Work(Unique):
     """A call that was started with wait=False. Wait for it, or await it; its buffers stay alive until it has finished."""
 
     def __init__(self, world: Any, place: Any, result: Any) -> None:
@@ -180,7 +180,7 @@ class _Awaited:
 _awaited = _Awaited()
 
 
-class Group:
+class Group(Unique):
     """Ranks that do something together. Collectives are called by all of them, in the same order. Arrays may be NumPy's, PyTorch's, or anything with the
     buffer protocol or DLPack; they are read and written where they lie. With wait=False a call returns a Work. timeout is in seconds.
 
@@ -514,7 +514,7 @@ class Group:
                 "why": ran.why.decode()}
 
 
-class Batch:
+class Batch(Unique):
     """See Group.batch."""
 
     def __init__(self, group: Any) -> None:
@@ -564,7 +564,7 @@ def clock() -> float:
     return lib.tutti_clock() * 1e-9
 
 
-class World:
+class World(Unique):
     """All ranks of a job. Without arguments the launcher's environment decides (`tutti run`, torchrun, mpirun, srun, tutti.spawn), and there is one rank
     where there is none of them.
 
@@ -578,7 +578,7 @@ class World:
         given = _spawned() if rank is None and store is None else {}
         rank, size, store = given.get("rank", rank), given.get("size", size), given.get("store", store)
         _interrupt.start()
-        options = struct("tutti_world_options")(name=_text(name), rank=rank or 0, rank_count=size or 0, store_url=_text(store),
+        options = struct("tutti_world_options")(name=_text(name), rank=_int(rank or 0), rank_count=_int(size or 0), store_url=_text(store),
                                                 timeout_ns=_nanoseconds(timeout), settings=_text(settings),
                                                 threads=constants["TUTTI_NONE"] if threads == 0 else threads or 0)
         self._begin(_interrupt.aside(lambda given_up: _opened(options, given_up)))
@@ -681,7 +681,7 @@ class World:
             raise OverflowError(f"tutti: an array of shape {shape} is longer than any memory")
         choice = {None: 0, False: constants["TUTTI_NO"], True: constants["TUTTI_YES"]}[huge_pages]
         options = struct("tutti_memory_options")(huge_pages=choice, alignment=alignment, signal_pad_bytes=signal_pad_bytes, persistent=persistent_id is not None,
-                                                 persistent_id=persistent_id or 0)
+                                                 persistent_id=wide_unsigned(persistent_id or 0))
         handle = ctypes.c_void_p()
         check(lib.tutti_memory_alloc(self._open(), count * dtype_bytes(dtype), ctypes.byref(options), ctypes.byref(handle)))
         return Memory(self, shape, dtype, handle.value)

@@ -77,6 +77,68 @@ def a_store_has_values_and_queues():
     raises(tutti.Error, tutti.Store.open, "nothing://here")
 
 
+def what_a_store_cannot_take_is_told():
+    """Instead of another key, other bytes and another number."""
+    store = tutti.Store.memory()
+    for call in (lambda: store.set("a\0b", "x"), lambda: store.get("a\0b"), lambda: store.set_many({"a\0b": "x"}), lambda: "a\0b" in store, lambda: store.push("a\0b", "x"),
+                 lambda: store.prefix("a\0b"), lambda: store.get("a", timeout=-1)):
+        raises(ValueError, call)
+    for call in (lambda: store.set("a", 5), lambda: store.set("a", [1, 2]), lambda: store.push("a", 5), lambda: store.compare_set("a", "", 5)):
+        raises(TypeError, call)
+    for call in (lambda: store.add("n", 2**64 + 1), lambda: store.add("n", 2**63), lambda: store.barrier("b", 2**64 + 1), lambda: tutti.Store.tcp("127.0.0.1", 2**32 + 1)):
+        raises(OverflowError, call)
+    assert not store.keys() and store.add("n", -2**63) == -2**63
+
+
+def a_store_that_is_closed_stays_for_who_waits_in_it():
+    server = tutti.Store.tcp("127.0.0.1", 0, server=True)
+    stores = [tutti.Store.memory(), tutti.Store.open(server.address)] + [tutti.Store.open(server.address) for _ in range(8)]
+    found = []
+    threads = [threading.Thread(target=lambda store=store: found.append(raises(TimeoutError, store.get, "never", timeout=1))) for store in stores]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.3)  # they most probably wait by now; earlier is right, too
+    for store in stores:
+        store.close()
+    for thread in threads:
+        thread.join()
+    assert len(found) == len(stores)
+
+
+def ctrl_c_ends_a_question_to_a_store_that_does_not_answer():
+    serve = "import signal, tutti\nstore = tutti.Store.tcp('127.0.0.1', 0, server=True)\nprint(store.address, flush=True)\nsignal.pause()\n"
+    ask = ("import sys, tutti\n"
+           "store = tutti.Store.open(sys.argv[1], timeout=300)\n"
+           "print('open', flush=True)\n"
+           "sys.stdin.readline()\n"
+           "for call in (lambda: store.add('count'), lambda: 'key' in store):\n"
+           "    print('waits', flush=True)\n"
+           "    try:\n"
+           "        call()\n"
+           "    except KeyboardInterrupt:\n"
+           "        print('heard', flush=True)\n"
+           "import os; os._exit(0)\n")
+    server = subprocess.Popen([sys.executable, "-c", serve], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen([sys.executable, "-c", ask, server.stdout.readline().strip()], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout.readline() == "open\n"
+        server.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, server.pid, os.WSTOPPED)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        begin = time.monotonic()
+        for _ in range(2):
+            assert child.stdout.readline() == "waits\n"
+            time.sleep(0.2)
+            child.send_signal(signal.SIGINT)
+            assert child.stdout.readline() == "heard\n"
+        assert child.wait(timeout=300) == 0 and time.monotonic() - begin < 60
+    finally:
+        for process in (child, server):
+            process.kill()
+            process.wait()
+
+
 def threads_meet_in_clones_of_a_store():
     store, found = tutti.Store.memory(), []
 
@@ -277,5 +339,6 @@ def shapes_and_machines():
 
 
 if __name__ == "__main__":
-    run((a_store_has_values_and_queues, threads_meet_in_clones_of_a_store, ctrl_c_ends_a_wait_for_a_store_without_a_world, groups_meshes_peers_and_records,
+    run((a_store_has_values_and_queues, what_a_store_cannot_take_is_told, a_store_that_is_closed_stays_for_who_waits_in_it, threads_meet_in_clones_of_a_store,
+         ctrl_c_ends_a_wait_for_a_store_without_a_world, ctrl_c_ends_a_question_to_a_store_that_does_not_answer, groups_meshes_peers_and_records,
          events_tell_of_a_death, a_fake_world_checks_and_moves_nothing, shapes_and_machines))

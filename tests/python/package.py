@@ -3,6 +3,7 @@
 """The Python package, with processes as ranks: collectives on buffers of all kinds, symmetric memory, works, batches, errors, deaths and Ctrl-C."""
 import array
 import ast
+import copy
 import ctypes
 import os
 import pathlib
@@ -218,6 +219,18 @@ def fails(rank):
             assert "ZeroDivisionError: on purpose" in str(error), error
 
 
+def dies_and_leaves_a_child():
+    """The child has what the rank had open, as workers of a data loader do."""
+    with tutti.World() as world:
+        world.group.barrier()
+        if world.rank == 1:
+            if os.fork() == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        world.group.barrier()
+
+
 def goes_on(told):
     with tutti.World() as world:
         if world.rank == 0:
@@ -289,6 +302,9 @@ def a_death_reaches_the_others_and_the_parent():
     error = raises(tutti.DeadError, tutti.spawn, dies, 3)
     assert error.ranks == (1,) and "signal 9" in str(error)
     raises(ZeroDivisionError, tutti.spawn, fails, 2, 1)
+    begin = time.monotonic()
+    error = raises(tutti.DeadError, tutti.spawn, dies_and_leaves_a_child, 2)
+    assert error.ranks == (1,) and time.monotonic() - begin < 45, (error, time.monotonic() - begin)
     raises(ValueError, tutti.spawn, fails, 0, 1)
 
 
@@ -522,6 +538,21 @@ def numbers_that_do_not_fit_are_refused():
             raises(ValueError, world.empty, shape)
         raises(ValueError, world.group.all_to_all_v, x, [1], x, [-1])
         raises(ValueError, world.group.barrier, timeout=float("nan"))
+        raises(ValueError, world.group.barrier, timeout=-1)
+        for call in (lambda: peers.put_with_signal(0, x, 0, 2**64 + 7), lambda: peers.put_with_signal(0, x, 2**64, 7), lambda: peers.wait_for_signal(0, 2**64),
+                     lambda: world.empty(4, persistent_id=2**64), lambda: tutti.World(rank=0, size=2**32 + 1)):
+            raises(OverflowError, call)
+        for call in (lambda: world.new_group([0], name="a\0b"), lambda: world.group.abort("a\0b"), lambda: tutti.Mesh(world, (1,), names=("a\0b",))):
+            raises(ValueError, call)
+
+
+def what_has_a_handle_is_not_copied():
+    """Neither into this process, where the copy would be used after the end of the first, nor into another."""
+    with tutti.World() as world:
+        memory = world.empty(4, "i64")
+        for thing in (world, world.group, memory, memory.rendezvous(), world.group.barrier(wait=False), tutti.Store.memory(), tutti.Mesh(world, (1,))):
+            for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+                assert type(thing).__name__ in str(raises(TypeError, copied, thing))
 
 
 def strange_buffer(numbers):
@@ -720,7 +751,7 @@ if __name__ == "__main__":
          whoever_waits_for_a_rank_that_goes_on_when_another_has_failed_is_told_why, the_launcher_starts_scripts, ctrl_c_ends_a_wait, ctrl_c_ends_waits_of_every_kind,
          ctrl_c_that_was_heard_ends_no_later_call, ctrl_c_ends_an_await, a_handler_that_raises_nothing_ends_nothing,
          an_await_whose_thread_does_not_start_is_the_only_one_that_fails, a_handler_may_call_the_group_wherever_it_comes,
-         ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused,
+         ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused, what_has_a_handle_is_not_copied,
          buffers_that_do_not_fit_are_refused, closed_groups_say_so, what_an_interrupt_leaves_running_keeps_its_buffers,
          an_interrupt_while_a_work_is_dropped_frees_nothing, a_signal_of_a_forked_child_ends_nothing_here,
          a_library_of_another_version_is_refused, importing_is_quick_and_needs_nothing, every_function_of_c_is_at_hand, the_package_is_python_of_3_9))

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Tensors from Python, compared with NumPy: operators, indexing, gradients, modules, optimizers, compiled functions, arrays of other libraries."""
+import copy
 import ctypes
 import gc
 import inspect
@@ -634,6 +635,19 @@ def files_of_tensors():
         raises(ValueError, tt.save, path / "x.npz", {"x": x}, {"made": "here"})
 
 
+def what_has_a_handle_is_not_copied():
+    """A copy of tensors is one of their numbers; of others it would be used after the end of the first."""
+    x = tt.ones(3, requires_grad=True)
+    for copied in (copy.copy, copy.deepcopy, lambda thing: pickle.loads(pickle.dumps(thing))):
+        assert copied(x).tolist() == [1.0] * 3 and copied(x).data_ptr != (x.data_ptr if copied is not copy.copy else 0)
+    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    graph = tutti.capture(lambda a: a + 1, tt.ones(3))
+    for thing in (net, net[0], optim.SGD(net, learning_rate=0.1), graph, tutti.compile(lambda a: a + 1), tutti.CompiledBackward(), x.register_hook(lambda grad: None),
+                  (x * 2).grad_fn, tutti.data.Progress(steps=1)):
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            assert type(thing).__name__ in str(raises(TypeError, copied, thing))
+
+
 def threads_have_their_own_modes_and_errors():
     failures = []
 
@@ -672,5 +686,5 @@ if __name__ == "__main__":
          errors_call_arguments_by_their_names,
          gradients_flow, functions_of_ones_own, hooks_and_checkpoints, modules_have_names, methods_of_modules_run_with_hooks, module_hooks_change_what_passes, layers_compute_what_they_say,
          training_goes_on_from_a_file, optimizers_step_as_their_formulas, compiled_functions, graphs_can_be_looked_at, nothing_is_kept_that_is_not_used,
-         memory_is_shared_with_numpy, memory_is_shared_by_the_buffer_protocol_and_dlpack, files_of_tensors, threads_have_their_own_modes_and_errors,
+         memory_is_shared_with_numpy, memory_is_shared_by_the_buffer_protocol_and_dlpack, files_of_tensors, what_has_a_handle_is_not_copied, threads_have_their_own_modes_and_errors,
          a_forked_child_may_forget_them))

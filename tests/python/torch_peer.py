@@ -321,6 +321,7 @@ def works(rank, size, gloo):
         future.wait()
     dist.barrier(async_op=True).wait()
     tutti.torch.monitored_barrier()
+    tutti.torch.monitored_barrier(None, LONG, wait_all_ranks=True)
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))  # a group in C++ knows numbers of PyTorch's own backends alone
     before = backend._get_sequence_number_for_group()
     dist.barrier()
@@ -580,6 +581,10 @@ def errors(rank, size, gloo):
     if rank != 1:
         error = raises(dist.DistBackendError, dist.all_reduce, torch.ones(2), group=late)
         assert error.status == "TIMEOUT" and error.ranks == (1,), error
+    late = dist.new_group(list(range(size)))
+    if rank == 0:
+        error = raises(dist.DistBackendError, tutti.torch.monitored_barrier, late, datetime.timedelta(seconds=1), True)
+        assert error.status == "TIMEOUT" and error.ranks == tuple(range(1, size)), error
     ended = dist.new_group(list(range(size)))
     dist.barrier(group=ended)
     if rank == 0:

@@ -8,6 +8,7 @@ import os
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from .._arguments import Unique
 from .._library import lib, struct
 from ..tensor import _calls
 from ..tensor._autograd import HookHandle, address_of, fill, merge, no_grad, register, sequence, user_of
@@ -85,7 +86,7 @@ def _kind_of(cls: type) -> Any:
     return _kinds[cls]
 
 
-class Module:
+class Module(Unique):
     """A part of a network. Assign parameters, buffers and other modules to attributes, and write forward:
 
         class Block(Module):

@@ -6,6 +6,7 @@ import ctypes
 import functools
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple
 
+from .._arguments import Unique
 from .._library import constants, lib, struct
 from ..errors import StateError
 from . import _calls
@@ -120,7 +121,7 @@ def gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequen
 
 # ---- hooks ----
 
-class HookHandle:
+class HookHandle(Unique):
     """A hook that was registered. remove() ends it; the hook stays where the handle is forgotten."""
 
     def __init__(self, handle: Any) -> None:
@@ -202,7 +203,7 @@ def _replace(address: int, count: int, found: Any, when: str) -> None:
     fill(address, values, "a hook of a node")
 
 
-class Node:
+class Node(Unique):
     """What computes one step of a backward: Tensor.grad_fn. It is good as long as its tensor lives and is not changed in place."""
 
     def __init__(self, tensor: Tensor, handle: int) -> None:

@@ -8,6 +8,7 @@ import os
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
+from .._arguments import Unique
 from .._library import constants, lib, struct
 from ..buffers import dtype_number
 from ..errors import check
@@ -91,7 +92,7 @@ def is_symmetric(x: Tensor) -> bool:
     return bool(lib.tt_symm_memory(x._handle))
 
 
-class SymmetricPool:
+class SymmetricPool(Unique):
     """Symmetric memory that tensors are made in: `with pool.use(group):` all tensors of the thread, results and gradients too, come from it."""
 
     def __init__(self, world: World) -> None:

@@ -163,9 +163,10 @@ def member_of(group: Any) -> Optional[Member]:
     return found if isinstance(found, Member) else None
 
 
-def monitored_barrier(group: Optional[dist.ProcessGroup] = None, timeout: Optional[datetime.timedelta] = None) -> None:
-    """torch.distributed.monitored_barrier, which PyTorch allows for gloo alone: a barrier that fails on every rank, naming those who did not come."""
+def monitored_barrier(group: Optional[dist.ProcessGroup] = None, timeout: Optional[datetime.timedelta] = None, wait_all_ranks: bool = False) -> None:
+    """torch.distributed.monitored_barrier, which PyTorch allows for gloo alone: a barrier that fails on every rank, naming those who did not come: all of them,
+    whatever wait_all_ranks is."""
     member = member_of(group if group is not None else dist.group.WORLD)
     if member is None:
         raise ValueError("tutti: monitored_barrier is for process groups of the backend tutti")
-    member.monitored_barrier(timeout)
+    member.monitored_barrier(timeout, wait_all_ranks)
