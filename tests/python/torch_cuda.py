@@ -216,7 +216,9 @@ def arrays(rank, size, gloo):
     assert a.tolist() == [float(size)] * 3 and b.tolist() == [1.0] * 4
     raises(TypeError, group.all_reduce, a, out=torch.ones(3))
     t = tt.full((8,), rank + 1.0, device="cuda")
+    made = streams.Event()
     with streams.Stream():
+        made.join()
         assert (group.all_reduce(t * 3) + 0).tolist() == [3 * total] * 8
         shared = torch.from_dlpack(t)  # PyTorch's current stream is ordered behind this one
         assert shared.is_cuda and shared.tolist() == [rank + 1.0] * 8
