@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed on Tutti with tensors on a GPU: every call gives what gloo gives for the same tensors on the CPU, in PyTorch's streams. Ranks share one GPU."""
+"""torch.distributed on Tutti with tensors on a GPU: every call gives what gloo gives for the same tensors on the CPU, in PyTorch's streams. Ranks share one GPU.
+With TEST_STANDIN the GPU is the CPU: standin_torch_peer.py."""
 import datetime
 import faulthandler
 import os
@@ -24,6 +25,9 @@ except ImportError:
     skip("PyTorch is not installed (make test-peers installs it)")
 if not torch.cuda.is_available():
     skip("there is no GPU, or PyTorch has no CUDA")
+if os.environ.get("TEST_STANDIN"):
+    import standin
+    standin.install()
 LIMIT = datetime.timedelta(seconds=float(os.environ.get("TEST_LIMIT", 60)))
 
 

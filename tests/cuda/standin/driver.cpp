@@ -559,6 +559,9 @@ static CUresult of_stream(CUstream stream) {
     wait_for_stream(stream);
     return CUDA_SUCCESS;
 }
+static CUresult run_on_host(CUstream stream, void (*function)(void *), void *argument) {
+    return give(stream, [=] { function(argument); });
+}
 static CUresult capture_info(CUstream stream, int *status, unsigned long long *id, void **, const void **, size_t *) {
     auto into = capture_of(stream);
     *status = into != nullptr;
@@ -906,6 +909,7 @@ static const struct {
     { "cuStreamSynchronize", (void *)counted<of_stream>::call },
     { "cuStreamQuery", (void *)query_stream },
     { "cuStreamWaitEvent", (void *)counted<wait_event>::call },
+    { "cuLaunchHostFunc", (void *)counted<run_on_host>::call },
     { "cuEventCreate", (void *)counted<make_event>::call },
     { "cuEventRecord", (void *)counted<record>::call },
     { "cuEventQuery", (void *)counted<query>::call },
@@ -975,5 +979,13 @@ extern "C" __attribute__((visibility("default"))) CUresult cuGetProcAddress_v2(c
     for (const auto &each : known)
         if (strcmp(each.name, name) == 0)
             *function = each.function;
+    return CUDA_SUCCESS;
+}
+
+/* PyTorch looks for this one with the loader. */
+extern "C" __attribute__((visibility("default"))) CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned *flags,
+                                                                                      int *active) {
+    *flags = 0;
+    *active = 1;
     return CUDA_SUCCESS;
 }
