@@ -4,7 +4,9 @@
     from tutti import streams, tensor as tt
 
     x = tt.randn((1024, 1024), "bf16", device="cuda")
+    made = streams.Event()
     with streams.Stream():                       # the thread's operators go here until the end of the block
+        made.join()                              # a stream waits for no other but behind a mark: x was made in another
         y = x @ x
         mark = streams.Event()
     mark.join()                                  # what comes to the stream of before begins after the mark

@@ -93,7 +93,9 @@ def a_step_is_run_again():
 def copies_from_pinned_memory_do_not_wait():
     here, there = streams.empty_pinned(1000), tt.zeros(1000, device="cuda")
     here.fill_(5.0)
+    made = streams.Event()
     with streams.Stream():
+        made.join()  # zeros come first
         assert streams.copy_async_(there, here) is there
         arrived = streams.Event()
     arrived.join()

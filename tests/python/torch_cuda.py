@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed on Tutti with tensors on a GPU: every call gives what gloo gives for the same tensors on the CPU, in PyTorch's streams. Ranks share one GPU."""
+"""torch.distributed on Tutti with tensors on a GPU: every call gives what gloo gives for the same tensors on the CPU, in PyTorch's streams. Ranks share one GPU.
+With TEST_STANDIN the GPU is the CPU: standin_torch_peer.py."""
 import datetime
 import faulthandler
 import os
@@ -24,6 +25,9 @@ except ImportError:
     skip("PyTorch is not installed (make test-peers installs it)")
 if not torch.cuda.is_available():
     skip("there is no GPU, or PyTorch has no CUDA")
+if os.environ.get("TEST_STANDIN"):
+    import standin
+    standin.install()
 LIMIT = datetime.timedelta(seconds=float(os.environ.get("TEST_LIMIT", 60)))
 
 
@@ -216,7 +220,9 @@ def arrays(rank, size, gloo):
     assert a.tolist() == [float(size)] * 3 and b.tolist() == [1.0] * 4
     raises(TypeError, group.all_reduce, a, out=torch.ones(3))
     t = tt.full((8,), rank + 1.0, device="cuda")
+    made = streams.Event()
     with streams.Stream():
+        made.join()
         assert (group.all_reduce(t * 3) + 0).tolist() == [3 * total] * 8
         shared = torch.from_dlpack(t)  # PyTorch's current stream is ordered behind this one
         assert shared.is_cuda and shared.tolist() == [rank + 1.0] * 8

@@ -3,10 +3,10 @@
  * A stand-in for the CUDA driver, as a library libcuda.so.1: one GPU whose memory is the host's and whose kernels are
  * those of tensors and of the backends, compiled for the CPU. Everything is over when a call returns, but an event may
  * be told not to be: standin_events_are_ready(0); and streams can be held up: standin_cuda_hold(1) until
- * standin_cuda_hold(-1). Memory that ranks share is a file in memory, so that ranks may be processes too; a capture
- * keeps what it was given and runs it when its graph is launched. With STANDIN_GPUS=own every rank that asks sees a GPU
- * of its own, as NCCL wants it. With it tests of tensors, NCCL and NVSHMEM run where there is no GPU; what it does not
- * know fails.
+ * standin_cuda_hold(-1). With STANDIN_STREAMS=apart streams run beside each other and the host, but for graphs. Memory
+ * that ranks share is a file in memory, so that ranks may be processes too; a capture keeps what it was given and runs
+ * it when its graph is launched. With STANDIN_GPUS=own every rank that asks sees a GPU of its own, as NCCL wants it.
+ * With it tests of tensors, NCCL and NVSHMEM run where there is no GPU; what it does not know fails.
  */
 #include <atomic>
 #include <cstdio>
@@ -28,15 +28,17 @@
 
 #include "driver.h"
 #include "emulate.hpp"
+#include "streams.hpp"
 
 /* ---- kernels ---- */
 
 namespace emulated {
 thread_local place here;
 
+/* Nobody destroys it when the process ends: a stream may still run one of them. */
 static std::map<std::string, kernel> &table() {
-    static std::map<std::string, kernel> known;
-    return known;
+    static auto *const known = new std::map<std::string, kernel>;
+    return *known;
 }
 entry::entry(const char *name, body *run, size_t bytes, bool fibers) {
     table()[name] = { run, bytes, fibers, nullptr };
@@ -58,6 +60,10 @@ static int launches;
 static thread_local CUcontext contexts[8];
 static thread_local int depth;
 static const CUcontext primary = (CUcontext)(uintptr_t)0x1000;
+/* What streams were given; those that have no object are one. Nobody destroys it when the process ends: some may run.
+ */
+static standin::lines &all_lines = *new standin::lines;
+static const std::shared_ptr<standin::line> &line_of_none = *new std::shared_ptr<standin::line>(all_lines.make());
 
 extern "C" __attribute__((visibility("default"))) void standin_events_are_ready(int yes) {
     ready = yes != 0;
@@ -230,6 +236,7 @@ static CUresult allocate(CUdeviceptr *address, size_t bytes) {
     return CUDA_SUCCESS;
 }
 static CUresult free_memory(CUdeviceptr address) {
+    all_lines.wait(); /* as the driver does: what streams were given may use it */
     std::lock_guard<std::mutex> held(lock);
     if (is_forbidden())
         return 900;
@@ -252,6 +259,7 @@ static CUresult allocate_host(void **data, size_t bytes, unsigned) {
     return *data != nullptr ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 static CUresult free_host(void *data) {
+    all_lines.wait(); /* likewise */
     std::lock_guard<std::mutex> held(lock);
     pinned.erase((CUdeviceptr)(uintptr_t)data);
     free(data);
@@ -399,13 +407,17 @@ static bool lies_in(const std::map<CUdeviceptr, Value> &places, CUdeviceptr addr
     --found;
     return address < found->first + bytes_of(found->second);
 }
-static CUresult pointer_attributes(unsigned count, int *attributes, void **values, CUdeviceptr address) {
+/* Whose memory it is: the device's, the host's (1), where it is pinned, or nobody's that the driver knows (0). */
+static int type_of(CUdeviceptr address) {
     std::lock_guard<std::mutex> held(lock);
     bool known = lies_in<size_t>(allocated, address, [](const size_t &bytes) { return bytes; }) ||
                  lies_in<std::pair<size_t, int>>(mapped, address,
                                                  [](const std::pair<size_t, int> &place) { return place.first; });
     bool of_host = lies_in<size_t>(pinned, address, [](const size_t &bytes) { return bytes; });
-    int type = known ? CU_MEMORYTYPE_DEVICE : of_host ? 1 : 0;
+    return known ? CU_MEMORYTYPE_DEVICE : of_host ? 1 : 0;
+}
+static CUresult pointer_attributes(unsigned count, int *attributes, void **values, CUdeviceptr address) {
+    int type = type_of(address);
     for (unsigned i = 0; i < count; i++)
         *(int *)values[i] = attributes[i] == CU_POINTER_ATTRIBUTE_MEMORY_TYPE ? type : 0;
     return CUDA_SUCCESS;
@@ -420,12 +432,25 @@ struct capture {
     unsigned long long number;
 };
 struct stream_state {
-    std::shared_ptr<capture> into; /* null: it runs what it is given */
-    int mode;                      /* of the capture that it began */
+    std::shared_ptr<capture> into;       /* null: it runs what it is given */
+    int mode;                            /* of the capture that it began */
+    std::shared_ptr<standin::line> line; /* where streams are apart */
 };
 struct event_state {
     std::shared_ptr<capture> into;
+    std::shared_ptr<standin::line> line; /* null: not recorded, or streams are not apart */
+    uint64_t place;
 };
+
+static std::shared_ptr<standin::line> line_of(CUstream stream) {
+    return (uintptr_t)stream <= 2 ? line_of_none : ((stream_state *)stream)->line;
+}
+static void wait_for_stream(CUstream stream) {
+    if (!standin::streams_are_apart())
+        return;
+    auto line = line_of(stream);
+    line->wait(line->end());
+}
 
 static std::shared_ptr<capture> capture_of(CUstream stream) {
     std::lock_guard<std::mutex> held(lock);
@@ -437,10 +462,12 @@ static CUresult give(CUstream stream, std::function<void()> what) {
     if (depth == 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     auto into = capture_of(stream);
-    if (into == nullptr)
-        what();
-    else
+    if (into != nullptr)
         into->given.push_back(what);
+    else if (standin::streams_are_apart())
+        line_of(stream)->give(what);
+    else
+        what();
     return CUDA_SUCCESS;
 }
 
@@ -449,8 +476,10 @@ static CUresult give(CUstream stream, std::function<void()> what) {
 extern "C" __attribute__((visibility("default"))) int standin_cuda_give(CUstream stream, void (*run)(void *),
                                                                         const void *argument, size_t bytes) {
     auto into = capture_of(stream);
-    if (into == nullptr)
+    if (into == nullptr) {
+        wait_for_stream(stream);
         return 0;
+    }
     auto copy = std::shared_ptr<void>(malloc(bytes), free);
     memcpy(copy.get(), argument, bytes);
     into->given.push_back([=] { run(copy.get()); });
@@ -477,8 +506,13 @@ static bool is_held() {
     return holders > 0;
 }
 
+/* A copy from or to memory of the host that is not pinned is over when the call returns, as the driver has it. */
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    return give(stream, [=] { memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes); });
+    CUresult result = give(stream, [=] { memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes); });
+    if (result == CUDA_SUCCESS && standin::streams_are_apart() && capture_of(stream) == nullptr &&
+        (type_of(to) == 0 || type_of(from) == 0))
+        wait_for_stream(stream);
+    return result;
 }
 static CUresult copy_in(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
     return copy(to, (CUdeviceptr)(uintptr_t)from, bytes, stream);
@@ -506,7 +540,7 @@ static CUresult make_stream(CUstream *stream, unsigned) {
     stream_state *made = ended_streams.empty() ? new stream_state : ended_streams.back();
     if (!ended_streams.empty())
         ended_streams.pop_back();
-    *made = {};
+    *made = { nullptr, 0, all_lines.make() };
     *stream = (CUstream)made;
     objects++;
     return CUDA_SUCCESS;
@@ -515,6 +549,7 @@ static CUresult make_stream_of(CUstream *stream, unsigned flags, int) {
     return make_stream(stream, flags);
 }
 static CUresult end_stream(CUstream stream) {
+    line_of(stream)->close();
     std::lock_guard<std::mutex> held(lock);
     ((stream_state *)stream)->into = nullptr;
     ended_streams.push_back((stream_state *)stream);
@@ -526,10 +561,23 @@ static CUresult stream_id(CUstream stream, unsigned long long *id) {
     return CUDA_SUCCESS;
 }
 static CUresult query_stream(CUstream stream) {
-    return is_held() ? (CUresult)CUDA_ERROR_NOT_READY : capture_of(stream) != nullptr ? 900 : CUDA_SUCCESS;
+    if (is_held())
+        return CUDA_ERROR_NOT_READY;
+    if (capture_of(stream) != nullptr)
+        return 900;
+    auto line = line_of(stream);
+    return line->has_passed(line->end()) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 static CUresult of_stream(CUstream stream) {
-    return fails_in("cuStreamSynchronize") ? 999 : capture_of(stream) != nullptr ? 900 : CUDA_SUCCESS;
+    if (fails_in("cuStreamSynchronize"))
+        return 999;
+    if (capture_of(stream) != nullptr)
+        return 900;
+    wait_for_stream(stream);
+    return CUDA_SUCCESS;
+}
+static CUresult run_on_host(CUstream stream, void (*function)(void *), void *argument) {
+    return give(stream, [=] { function(argument); });
 }
 static CUresult capture_info(CUstream stream, int *status, unsigned long long *id, void **, const void **, size_t *) {
     auto into = capture_of(stream);
@@ -576,7 +624,8 @@ static CUresult instantiate(CUgraphExec *runnable, CUgraph graph, unsigned long 
     return CUDA_SUCCESS;
 }
 static thread_local CUresult graph_result; /* of a kernel that a graph was given by itself, and not by a capture */
-static CUresult launch_graph(CUgraphExec runnable, CUstream) {
+static CUresult launch_graph(CUgraphExec runnable, CUstream stream) {
+    wait_for_stream(stream);
     graph_result = CUDA_SUCCESS;
     for (auto &each : *(notes *)runnable)
         each();
@@ -593,14 +642,19 @@ static CUresult end_graph(CUgraph graph) {
 
 /* A stream that waits for an event of a capture is captured with it, until that ends. */
 static CUresult wait_event(CUstream stream, CUevent event, unsigned) {
-    std::lock_guard<std::mutex> held(lock);
+    std::unique_lock<std::mutex> held(lock);
     auto into = ((event_state *)event)->into;
     if (into != nullptr && (uintptr_t)stream > 2)
         ((stream_state *)stream)->into = into;
+    auto line = ((event_state *)event)->line;
+    uint64_t place = ((event_state *)event)->place;
+    held.unlock();
+    if (into == nullptr && line != nullptr && capture_of(stream) == nullptr)
+        line_of(stream)->give([=] { line->wait(place); });
     return CUDA_SUCCESS;
 }
 static CUresult make_event(CUevent *event, unsigned) {
-    *event = (CUevent) new event_state;
+    *event = (CUevent) new event_state{ nullptr, nullptr, 0 };
     objects++;
     return CUDA_SUCCESS;
 }
@@ -608,6 +662,8 @@ static CUresult record(CUevent event, CUstream stream) {
     auto into = capture_of(stream);
     std::lock_guard<std::mutex> held(lock);
     ((event_state *)event)->into = into;
+    ((event_state *)event)->line = into == nullptr && standin::streams_are_apart() ? line_of(stream) : nullptr;
+    ((event_state *)event)->place = line_of(stream)->end();
     return CUDA_SUCCESS;
 }
 static CUresult query(CUevent event) {
@@ -616,10 +672,22 @@ static CUresult query(CUevent event) {
     if (is_held())
         return CUDA_ERROR_NOT_READY;
     std::lock_guard<std::mutex> held(lock);
-    return ((event_state *)event)->into != nullptr ? 907 : ready ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (((event_state *)event)->into != nullptr)
+        return 907;
+    auto &line = ((event_state *)event)->line;
+    return ready && (line == nullptr || line->has_passed(((event_state *)event)->place)) ? CUDA_SUCCESS
+                                                                                         : CUDA_ERROR_NOT_READY;
 }
-static CUresult of_event(CUevent) {
-    return fails_in("cuEventSynchronize") ? 999 : CUDA_SUCCESS;
+static CUresult of_event(CUevent event) {
+    if (fails_in("cuEventSynchronize"))
+        return 999;
+    std::unique_lock<std::mutex> held(lock);
+    auto line = ((event_state *)event)->line;
+    uint64_t place = ((event_state *)event)->place;
+    held.unlock();
+    if (line != nullptr)
+        line->wait(place);
+    return CUDA_SUCCESS;
 }
 static CUresult end_event(CUevent event) {
     delete (event_state *)event;
@@ -627,6 +695,7 @@ static CUresult end_event(CUevent event) {
     return CUDA_SUCCESS;
 }
 static CUresult synchronize(void) {
+    all_lines.wait();
     return CUDA_SUCCESS;
 }
 
@@ -673,6 +742,7 @@ static CUresult load(CUmodule *module, const void *image) {
     return CUDA_SUCCESS;
 }
 static CUresult unload(CUmodule module) {
+    all_lines.wait(); /* its kernels may still run */
     std::lock_guard<std::mutex> held(lock);
     loaded--;
     auto found = modules.find(module);
@@ -745,17 +815,25 @@ static bool keep_mark(const emulated::kernel *kernel, const void *args) {
     kept.push_back([=] { run_kernel(kernel, 1, 1, copy.get()); });
     return true;
 }
-static CUresult launch(CUfunction function, unsigned grid_x, unsigned, unsigned, unsigned block_x, unsigned, unsigned,
-                       unsigned, CUstream stream, void **parameters, void **) {
-    const auto *kernel = (const emulated::kernel *)(void *)function;
+/* What a launch may fail by; it is counted. */
+static CUresult begin_launch() {
     if (depth == 0 || contexts[depth - 1] != primary)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (fails_in("cuLaunchKernel"))
         return CUDA_ERROR_OUT_OF_MEMORY;
     __atomic_fetch_add(&launches, 1, __ATOMIC_RELAXED);
-    if (capture_of(stream) == nullptr) {
-        if (keep_mark(kernel, parameters[0]))
-            return CUDA_SUCCESS;
+    return CUDA_SUCCESS;
+}
+static CUresult launch(CUfunction function, unsigned grid_x, unsigned, unsigned, unsigned block_x, unsigned, unsigned,
+                       unsigned, CUstream stream, void **parameters, void **) {
+    const auto *kernel = (const emulated::kernel *)(void *)function;
+    CUresult result = begin_launch();
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool captured = capture_of(stream) != nullptr;
+    if (!captured && keep_mark(kernel, parameters[0]))
+        return CUDA_SUCCESS;
+    if (!captured && !standin::streams_are_apart()) {
         run_kernel(kernel, grid_x, block_x, parameters[0]);
         return CUDA_SUCCESS;
     }
@@ -782,9 +860,10 @@ static CUresult add_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *, 
     auto added = std::make_shared<kernel_node>();
     set_node(added.get(), kernel);
     ((notes *)graph)->push_back([=] {
-        void *parameters[1] = { added->args.data() };
-        graph_result = launch(added->kernel.function, added->kernel.blocks[0], 1, 1, added->kernel.threads[0], 1, 1,
-                              added->kernel.shared, nullptr, parameters, nullptr);
+        const auto *function = (const emulated::kernel *)(void *)added->kernel.function;
+        graph_result = begin_launch(); /* no stream gets it: the graph has the place in one */
+        if (graph_result == CUDA_SUCCESS && !keep_mark(function, added->args.data()))
+            run_kernel(function, added->kernel.blocks[0], added->kernel.threads[0], added->args.data());
     });
     *node = (CUgraphNode)added.get();
     return CUDA_SUCCESS;
@@ -849,6 +928,7 @@ static const struct {
     { "cuStreamSynchronize", (void *)counted<of_stream>::call },
     { "cuStreamQuery", (void *)query_stream },
     { "cuStreamWaitEvent", (void *)counted<wait_event>::call },
+    { "cuLaunchHostFunc", (void *)counted<run_on_host>::call },
     { "cuEventCreate", (void *)counted<make_event>::call },
     { "cuEventRecord", (void *)counted<record>::call },
     { "cuEventQuery", (void *)counted<query>::call },
@@ -918,5 +998,13 @@ extern "C" __attribute__((visibility("default"))) CUresult cuGetProcAddress_v2(c
     for (const auto &each : known)
         if (strcmp(each.name, name) == 0)
             *function = each.function;
+    return CUDA_SUCCESS;
+}
+
+/* PyTorch looks for this one with the loader. */
+extern "C" __attribute__((visibility("default"))) CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned *flags,
+                                                                                      int *active) {
+    *flags = 0;
+    *active = 1;
     return CUDA_SUCCESS;
 }
