@@ -211,8 +211,8 @@ static std::atomic<int> captures_for_all;
 static thread_local int captures_for_thread, thread_mode;
 static std::atomic<bool> broken; /* a capture for all: by a call that it forbids */
 static bool is_forbidden() {
-    bool yes = thread_mode != RELAXED &&
-               (captures_for_thread > 0 || (thread_mode == FOR_ALL && captures_for_all.load() > 0));
+    bool yes =
+        thread_mode != RELAXED && (captures_for_thread > 0 || (thread_mode == FOR_ALL && captures_for_all.load() > 0));
     if (yes && captures_for_all.load() > 0)
         broken = true;
     return yes;
