@@ -346,11 +346,12 @@ static tutti_status consume_and_call(void *argument, tt_tensor_list shards, int 
 
 TEST_RANKS(a_callback_on_the_device_cannot_begin_another_call_on_its_group) {
     BEGIN;
-    tt_tensor *x = there(whole(tt_shape(4, 4), TUTTI_F32, rank));
+    tt_tensor *x = there(whole(tt_shape(2 * ranks, 2 * ranks), TUTTI_F32, rank)),
+              *right = there(whole(tt_shape(2 * ranks, 4), TUTTI_F32, 3));
     for (int round = 0; round < 2; round++) {
         CHECK_OK(tt_pipelined_all_gather_and_consume(tt_tensors(x), consume_and_call, group, none, group));
-        CHECK(tt_equal(back(tt_fused_all_gather_matmul(x, tt_tensors(x), 0, group, NULL).at[0]),
-                       gathered_product(back(x), back(x), 0, group)));
+        CHECK(tt_equal(back(tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).at[0]),
+                       gathered_product(back(x), back(right), 0, group)));
     }
     END;
 }
@@ -503,25 +504,34 @@ TEST_RANKS(pipelines_are_captured_after_one_call_and_replayed) {
     }
     tt_replay *replay = tt_replay_end(test_device());
     CHECK(replay != NULL);
-    for (int run = 1; run < 6; run++) {
-        tt_copy_(shard, there(whole(tt_shape(4, 8), TUTTI_F32, rank + 10 * run)));
-        tt_copy_(of.x, there(whole(tt_shape(4 * ranks, 8), TUTTI_F32, rank + 20 * run)));
+    tt_tensor *shards[ROUNDS], *talls[ROUNDS], *found[ROUNDS][3],
+        *slow = there(tt_ones(tt_shape(64, 64), TUTTI_F32, NULL));
+    for (int run = 0; run < ROUNDS; run++) {
+        shards[run] = there(whole(tt_shape(4, 8), TUTTI_F32, rank + 10 * run));
+        talls[run] = there(whole(tt_shape(4 * ranks, 8), TUTTI_F32, rank + 20 * run));
+    }
+    for (int run = 0; run < ROUNDS; run++) { /* without a wait, and with a rank that is late */
+        for (int i = 0; run % ranks == rank && i < 8; i++)
+            (void)tt_matmul(slow, slow);
+        tt_copy_(shard, shards[run]);
+        tt_copy_(of.x, talls[run]);
         CHECK(tt_replay_run(replay));
-        if (run == 3) { /* a call between two runs */
-            tt_tensor *between = there(tt_zeros(tt_shape(4 * ranks, 6), TUTTI_F32, NULL));
-            CHECK_OK(tt_pipelined_produce_and_all_to_all(make, &of, between, 0, group));
-            CHECK(tt_equal(back(between), back(output)));
-        }
-        CHECK(tt_synchronize(test_device()));
+        found[run][0] = tt_clone(products);
+        found[run][1] = tt_clone(out);
+        found[run][2] = tt_clone(output);
+        if (run % 3 == 2) /* a call between two runs */
+            CHECK_OK(tt_pipelined_produce_and_all_to_all(make, &of, found[run][2], 0, group));
+    }
+    CHECK(tt_synchronize(test_device()));
+    for (int run = 0; run < ROUNDS; run++)
         for (int from = 0; from < ranks; from++) {
             tt_tensor *theirs = whole(tt_shape(4, 8), TUTTI_F32, from + 10 * run),
                       *tall = whole(tt_shape(4 * ranks, 8), TUTTI_F32, from + 20 * run);
-            CHECK(tt_equal(back(tt_narrow(products, 0, 4 * from, 4)), tt_matmul(theirs, back(of.right))));
-            CHECK(tt_equal(back(tt_narrow(out, 0, 4 * from, 4)), theirs));
-            CHECK(tt_equal(back(tt_narrow(output, 0, 4 * from, 4)),
+            CHECK(tt_equal(back(tt_narrow(found[run][0], 0, 4 * from, 4)), tt_matmul(theirs, back(of.right))));
+            CHECK(tt_equal(back(tt_narrow(found[run][1], 0, 4 * from, 4)), theirs));
+            CHECK(tt_equal(back(tt_narrow(found[run][2], 0, 4 * from, 4)),
                            tt_matmul(tt_narrow(tall, 0, 4 * rank, 4), back(of.right))));
         }
-    }
     tt_replay_release(replay);
     CHECK_OK(tutti_group_check(group));
     END;
