@@ -38,7 +38,10 @@
  * threads need a stream each. What goes wrong on the device later, a deadline or a death, ends the group: the next call
  * on it and tutti_group_check say so. Calls can be captured into a CUDA graph after one of the same sizes, by all ranks
  * alike; a workspace that would grow meanwhile is TUTTI_ERROR_STATE with both sizes, and one that grows later leaves
- * the graph its memory. Values of scales are not compared there.
+ * the graph its memory. Values of scales are not compared there. Callbacks of pipelines are called on the host, before
+ * the call returns, with tensors on the device: operators that they call go to the current stream, which they leave as
+ * it is, behind what makes those tensors ready. A callback that waits for the stream waits for the other ranks'
+ * streams. In a graph is what the callbacks have enqueued while it was captured; they are not called when it runs.
  *
  * TEST MODE (tt_symm_test_begin) takes the plain collectives and then multiplies: what the fused ways are compared
  * with.
@@ -113,17 +116,18 @@ TUTTI_API tt_tensor *tt_fused_scaled_matmul_reduce_scatter(tt_tensor *a, tt_tens
 /* ---- the two pipelines, for work of one's own ---- */
 
 /* Works on one rank's shards, which belong to the caller and are read only; `rank` is whose they are. The tensors live
- * until it returns. It returns TUTTI_OK, or a failure that the call then returns; an error that it leaves pending
- * counts as one. Fused operations and pipelines on the same group are TUTTI_ERROR_STATE inside it; it must not wait for
- * another thread's either, which would end the group at its deadline. Other collectives, and batches that end, have
- * their place among those of the pipeline itself, and that can differ from rank to rank: make them on another group.
- * To note calls in a batch is allowed. */
+ * until it returns; what it has enqueued by then on a device may read them. It returns TUTTI_OK, or a failure that the
+ * call then returns; an error that it leaves pending counts as one. Fused operations and pipelines on the same group
+ * are TUTTI_ERROR_STATE inside it; it must not wait for another thread's either, which would end the group at its
+ * deadline. Other collectives, and batches that end, have their place among those of the pipeline itself, and that can
+ * differ from rank to rank: make them on another group. To note calls in a batch is allowed. */
 typedef tutti_status tt_shard_consumer(void *argument, tt_tensor_list shards, int rank);
 
 /* Gathers several contiguous tensors along dimension 0 and hands each rank's to `consume`, this rank's first, then the
- * others' as they become ready, each once. ag_out, one contiguous tensor (ranks × d0, …) for each of `shards`,
- * receives what is gathered; an empty list: nobody wants it. A shard may lie in this rank's place of its ag_out; else
- * no ag_out overlaps a shard or another one. No gradient. */
+ * others' as they become ready, each once; on a device the stream waits until all are. All tensors are on one device.
+ * ag_out, one contiguous tensor (ranks × d0, …) for each of `shards`, receives what is gathered; an empty list: nobody
+ * wants it. A shard may lie in this rank's place of its ag_out; else no ag_out overlaps a shard or another one. A
+ * consumer that fails fails its own call alone. No gradient. */
 TUTTI_API TUTTI_CHECKED tutti_status tt_pipelined_all_gather_and_consume(tt_tensor_list shards,
                                                                          tt_shard_consumer *consume, void *argument,
                                                                          tt_tensor_list ag_out, tutti_group *group);
@@ -132,7 +136,8 @@ TUTTI_API TUTTI_CHECKED tutti_status tt_pipelined_all_gather_and_consume(tt_tens
 typedef tutti_status tt_chunk_producer(void *argument, int rank, tt_tensor *out);
 
 /* Every rank makes one chunk for each rank, the others' first, and receives those made for it: `output`, contiguous, is
- * cut in as many chunks as there are ranks along chunk_dim, and chunk r comes from rank r. No gradient. */
+ * cut in as many chunks as there are ranks along chunk_dim, and chunk r comes from rank r. A producer that fails ends
+ * the group; ranks whose call on a device has returned by then hear of it as of what goes wrong there. No gradient. */
 TUTTI_API TUTTI_CHECKED tutti_status tt_pipelined_produce_and_all_to_all(tt_chunk_producer *produce, void *argument,
                                                                          tt_tensor *output, int chunk_dim,
                                                                          tutti_group *group);

@@ -152,18 +152,36 @@ static tutti_call call_on(void *stream) {
 
 /* This rank cannot go on, and the others' streams will wait for it. */
 static tutti_status checked(tu_fused_run *run, tutti_status status) {
-    return status == TUTTI_OK || run->state == NULL ? status : tu_fused_give_up(run->state, run->call->entry->name);
+    return status == TUTTI_OK || run->state == NULL ? status : tu_fused_give_up(run->state, run->who);
+}
+
+void tu_fused_forget(const tu_fused_run *run, void **event) {
+    if (*event != NULL)
+        run->device->table->unmark(run->device->state, run->device->index, *event);
+    *event = NULL;
+}
+
+tutti_status tu_fused_await(tu_fused_run *run, void **event) {
+    if (*event == NULL)
+        return TUTTI_OK;
+    tutti_status status = run->device->table->join(run->device->state, run->device->index, run->stream, *event);
+    tu_fused_forget(run, event);
+    return checked(run, status);
 }
 
 /* ---- calls ---- */
 
 tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group *group) {
+    tutti_status status = tu_fused_begin_on(run, call->entry->name, tu_device_of(call->inputs[0]), group);
+    run->call = call;
+    return status;
+}
+
+tutti_status tu_fused_begin_on(tu_fused_run *run, const char *who, tu_device *device, tutti_group *group) {
     void *found;
-    *run = (tu_fused_run){ .call = call,
-                           .group = group,
-                           .device = tu_device_of(call->inputs[0]),
-                           .rank = tutti_group_rank(group),
-                           .size = tutti_group_size(group) };
+    *run = (tu_fused_run){
+        .who = who, .group = group, .device = device, .rank = tutti_group_rank(group), .size = tutti_group_size(group)
+    };
     run->stream = tu_device_stream(run->device);
     if (run->size == 1 || tu_fused_is_fake(group))
         return tutti_group_check(group);
@@ -172,7 +190,7 @@ tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group 
     run->capturing = table->capturing != NULL && table->capturing(run->device->state, run->device->index, run->stream);
     tutti_status status = tu_fused_enter(group, &run->state);
     if (status != TUTTI_OK)
-        return tu_fused_refuse(group, call->entry->name, status);
+        return tu_fused_refuse(group, who, status);
     status = tu_group_attachment(group, &attachment, &found);
     run->room = found;
     if (status == TUTTI_OK)
@@ -183,7 +201,7 @@ tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group 
         status = follow_last(run);
     if (status == TUTTI_OK)
         return TUTTI_OK;
-    status = tu_fused_refuse_inside(run->state, call->entry->name, status);
+    status = tu_fused_refuse_inside(run->state, who, status);
     tutti_peers_release(run->peers);
     tu_fused_leave(run->state);
     run->state = NULL;
@@ -226,7 +244,7 @@ static tutti_status agree(tu_fused_run *run, const tu_fused_signature *signature
     run->state->own.together = !run->together ? 0 : run->leaves ? TU_FUSED_LEAVES : TU_FUSED_STAYS;
     tutti_status status = tu_fused_publish(run->state, &whole, TUTTI_OK);
     if (status == TUTTI_OK)
-        status = tu_fused_agree(run->state, run->call->entry->name);
+        status = tu_fused_agree(run->state, run->who);
     for (int rank = 0; rank < run->size && status == TUTTI_OK; rank++) {
         run->together = run->together && run->state->records[rank].together != 0;
         run->leaves = run->leaves && run->state->records[rank].together == TU_FUSED_LEAVES;
@@ -286,7 +304,7 @@ static tutti_status reserve(tu_fused_run *run, const tu_fused_signature *signatu
         return tu_error(TUTTI_ERROR_STATE,
                         "%s: the workspace of group \"%s\" has %zu bytes on the device and would have to grow to %zu "
                         "while a stream captures a graph: make the same call once before the capture",
-                        run->call->entry->name, tutti_group_name(run->group), old, bytes);
+                        run->who, tutti_group_name(run->group), old, bytes);
     tutti_memory *memory = NULL;
     tutti_memory_options options = TUTTI_MEMORY_OPTIONS_INIT;
     options.device = run->device->number;
@@ -297,7 +315,7 @@ static tutti_status reserve(tu_fused_run *run, const tu_fused_signature *signatu
     run->state->own.status = (int32_t)status;
     status = tu_fused_publish(run->state, signature, status);
     if (status == TUTTI_OK)
-        status = tu_fused_agree(run->state, run->call->entry->name);
+        status = tu_fused_agree(run->state, run->who);
     if (status == TUTTI_OK)
         status = tutti_memory_rendezvous(memory, run->group, &run->peers);
     if (status != TUTTI_OK) {
@@ -465,13 +483,7 @@ tutti_status tu_fused_open_gather(tu_fused_gather *gather) {
 }
 
 tutti_status tu_fused_await_others(tu_fused_gather *gather) {
-    const tu_fused_run *run = gather->run;
-    if (gather->met == NULL)
-        return TUTTI_OK;
-    tutti_status status = run->device->table->join(run->device->state, run->device->index, run->stream, gather->met);
-    run->device->table->unmark(run->device->state, run->device->index, gather->met);
-    gather->met = NULL;
-    return checked(gather->run, status);
+    return tu_fused_await(gather->run, &gather->met);
 }
 
 tutti_status tu_fused_close_gather(tu_fused_gather *gather, tutti_status status) {
@@ -481,9 +493,7 @@ tutti_status tu_fused_close_gather(tu_fused_gather *gather, tutti_status status)
         in_place = in_place || gather->parts[i].in_place;
         tu_tensor_drop(gather->parts[i].gathered);
     }
-    if (gather->met != NULL)
-        run->device->table->unmark(run->device->state, run->device->index, gather->met);
-    gather->met = NULL;
+    tu_fused_forget(run, &gather->met);
     if (run->state == NULL || status != TUTTI_OK)
         return checked(run, status);
     run->room->gathers += !run->capturing;
@@ -602,7 +612,7 @@ static tutti_status run_in_turn(tu_fused_run *run, start *start) {
     if (queue->done != NULL && queue->last != run->stream && !run->capturing)
         status = device->table->join(device->state, device->index, run->stream, queue->done);
     if (status == TUTTI_OK)
-        status = tu_peers_run(run->peers, run->call->entry->name, start_product, start, &call);
+        status = tu_peers_run(run->peers, run->who, start_product, start, &call);
     if (status == TUTTI_OK && !run->capturing) {
         forget_last(queue);
         queue->last = run->stream;
@@ -704,9 +714,35 @@ tutti_status tu_fused_add_beside(tu_fused_run *run, size_t offset, void *to, int
     return checked(run, status);
 }
 
+const char *tu_fused_stage_of(const tu_fused_run *run, int rank) {
+    return (const char *)tu_symmetric_mapped(run->peers, rank) + stage_offset(run->room);
+}
+
+tutti_status tu_fused_meet_beside(tu_fused_run *run, void **beside, void **met) {
+    *beside = run->room->beside;
+    tutti_status status = follow(run->device, *beside, run->stream);
+    if (status == TUTTI_OK)
+        status = meet_on(run, *beside);
+    if (status == TUTTI_OK)
+        status = run->device->table->mark(run->device->state, run->device->index, *beside, met);
+    return status;
+}
+
+/* Ends the group. What is beside the stream may use tensors of this rank, which can go when the call has returned. */
+static tutti_status leave_scatter(tu_fused_run *run, tutti_status status) {
+    tutti_error_copy error;
+    status = checked(run, status);
+    tu_error_save(&error);
+    tutti_status followed = follow(run->device, run->stream, run->room->beside);
+    (void)followed; /* what made this rank leave counts */
+    return tu_error_restore(&error);
+}
+
 tutti_status tu_fused_close_scatter(tu_fused_run *run, tutti_status status) {
-    if (run->state == NULL || status != TUTTI_OK)
-        return checked(run, status);
+    if (run->state == NULL)
+        return status;
+    if (status != TUTTI_OK)
+        return leave_scatter(run, status);
     run->room->scatters += !run->capturing;
     status = run->capturing ? meet_on(run, run->room->beside) : TUTTI_OK;
     if (status == TUTTI_OK)

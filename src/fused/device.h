@@ -15,7 +15,7 @@
  *     half 0, half 1      shards that this rank has staged, for the others to read; gathers use the halves in turn
  *     half 2              the same of gathers that were captured
  *     stage 0, stage 1    products that this rank has made for all, until they are added, or that all have made for
- *                         this one; scatters use them in turn
+ *                         this one, or the last chunks of a producer, until they are taken; scatters use them in turn
  *
  * WHY NOTHING IS OVERWRITTEN TOO EARLY. A half is written again in the next gather but one, a stage in the next scatter
  * but one. Between the two lies a meeting, which each rank's stream reaches only after it has read what it needed of
@@ -28,10 +28,10 @@
  * A scatter of several kernels has a meeting before the first write and one behind the last read.
  *
  * WHY NOTHING LOCKS UP WHERE RANKS SHARE A DEVICE. What waits for other ranks is one thread block per rank, and waits
- * for kernels alone that wait for nobody: products and sums. So there is always room for these. A kernel that computes
- * and communicates at once has no more thread blocks than the device has processors for each of the ranks on it, and a
- * rank's run one after the other, also those of several groups. Graphs that hold such kernels of several groups must
- * not run at the same time.
+ * for kernels alone that wait for nobody: products and sums, and what callbacks of pipelines enqueue. So there is
+ * always room for these. A kernel that computes and communicates at once has no more thread blocks than the device has
+ * processors for each of the ranks on it, and a rank's run one after the other, also those of several groups. Graphs
+ * that hold such kernels of several groups must not run at the same time.
  */
 #ifndef TU_FUSED_DEVICE_H
 #define TU_FUSED_DEVICE_H
@@ -45,7 +45,8 @@ typedef struct tu_fused_room tu_fused_room;
 
 /* A call on a device, from tu_fused_begin to tu_fused_end. */
 typedef struct tu_fused_run {
-    const tu_call *call;
+    const char *who;     /* a name of base/operations.def */
+    const tu_call *call; /* of an operator; NULL: the call is none */
     tutti_group *group;
     tu_device *device;
     void *stream;    /* the thread's current one, which products go to */
@@ -60,9 +61,14 @@ typedef struct tu_fused_run {
 
 /* Takes this rank's turn. A group of one rank, and one whose other ranks are made up, has no state. */
 tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group *group);
+tutti_status tu_fused_begin_on(tu_fused_run *run, const char *who, tu_device *device, tutti_group *group);
 /* Ends the turn. A failure of this rank alone, after the agreement, ends the group: the others wait for it. Returns
  * status. */
 tutti_status tu_fused_end(tu_fused_run *run, tutti_status status);
+
+/* What comes to the stream from now on is behind an event of this call, which is forgotten; NULL is nothing to do. */
+tutti_status tu_fused_await(tu_fused_run *run, void **event);
+void tu_fused_forget(const tu_fused_run *run, void **event);
 
 /* The scales of a product, f32; bias and whole may be NULL. */
 typedef struct tu_fused_scales {
@@ -130,7 +136,12 @@ tutti_status tu_fused_open_scatter(tu_fused_run *run, const tu_fused_signature *
  * bytes behind its start. `last`: nothing is multiplied meanwhile. */
 tutti_status tu_fused_add_beside(tu_fused_run *run, size_t offset, void *to, int64_t count, tutti_dtype dtype,
                                  tutti_reduction reduction, bool last);
-/* What comes to the stream from now on finds the sums; `status` as above. */
+/* Beside the stream, behind what it holds: all ranks meet. What comes to `beside` then may read their stages; *met is
+ * an event before that. */
+tutti_status tu_fused_meet_beside(tu_fused_run *run, void **beside, void **met);
+/* The stage of a rank as this rank reaches it. */
+const char *tu_fused_stage_of(const tu_fused_run *run, int rank);
+/* What comes to the stream from now on finds what was made beside it; `status` as above. */
 tutti_status tu_fused_close_scatter(tu_fused_run *run, tutti_status status);
 
 /* Symmetric memory of so many bytes that other ranks write to: a half, for a gather by multicast. */

@@ -138,6 +138,8 @@ static tutti_status make_and_add(partials *job, const tu_fused_signature *signat
         tu_fused_open_scatter(&job->run, signature, size * (size_t)rows * row_bytes, rows, job->block.columns, &stage);
     if (status != TUTTI_OK)
         return status;
+    if (rows == 0) /* no meeting, and so no use of a stage */
+        return TUTTI_OK;
     if (job->run.together)
         return tu_fused_scatter_together(&job->run, &product);
     for (int64_t first = 0; first < rows && status == TUTTI_OK; first += each) {

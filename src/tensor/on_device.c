@@ -504,8 +504,7 @@ static size_t widen_elements(tu_launch_loop *flat, size_t size) {
     return 16;
 }
 
-/* Both on this device. */
-static tutti_status copy_here(tu_device *device, const tt_tensor *to, const tt_tensor *x) {
+tutti_status tu_device_copy_on(tu_device *device, void *stream, const tt_tensor *to, const tt_tensor *x) {
     static const char *const moves[] = { [1] = "kernel_copy_1",
                                          [2] = "kernel_copy_2",
                                          [4] = "kernel_copy_4",
@@ -522,14 +521,16 @@ static tutti_status copy_here(tu_device *device, const tt_tensor *to, const tt_t
     if (same && dense && flat.at[0].data == flat.at[1].data)
         return TUTTI_OK;
     if (same && dense)
-        return device->table->copy(device->state, device->index, tu_device_stream(device), loop.at[0].data,
-                                   loop.at[1].data, (size_t)flat.total * size);
+        return device->table->copy(device->state, device->index, stream, loop.at[0].data, loop.at[1].data,
+                                   (size_t)flat.total * size);
     const char *quick = !same && dense ? quick_conversion(x->dtype, to->dtype) : NULL;
     if (quick != NULL) /* a thread converts eight at once */
-        return tu_device_launch(device, quick, (flat.total + 7) / 8, TU_DEVICE_THREADS, &flat);
+        return tu_device_launch_on(device, stream, quick, blocks_for((flat.total + 7) / 8, TU_DEVICE_THREADS),
+                                   TU_DEVICE_THREADS, &flat);
     if (same)
         size = widen_elements(&flat, size);
-    return tu_device_launch(device, same ? moves[size] : "kernel_convert", flat.total, TU_DEVICE_THREADS, &flat);
+    return tu_device_launch_on(device, stream, same ? moves[size] : "kernel_convert",
+                               blocks_for(flat.total, TU_DEVICE_THREADS), TU_DEVICE_THREADS, &flat);
 }
 
 tutti_status tu_device_fill(const tt_tensor *x, double value) {
@@ -597,7 +598,7 @@ static bool alike(const tt_tensor *to, const tt_tensor *x) {
 /* Dense at home, over as bytes, and there broadcast and converted into place. */
 tutti_status tu_device_copy_tensor(const tt_tensor *to, const tt_tensor *x) {
     if (tu_on_device(to) && to->device == x->device)
-        return copy_here(tu_device_of(to), to, x);
+        return tu_device_copy_on(tu_device_of(to), tu_device_stream(tu_device_of(to)), to, x);
     tt_tensor *dense = dense_of(x);
     if (dense == NULL)
         return TUTTI_ERROR_MEMORY;

@@ -99,6 +99,8 @@ void tu_storage_unpin(tu_storage *storage);
 
 /* to = x, broadcast and converted, one of them on a device at least. */
 tutti_status tu_device_copy_tensor(const tt_tensor *to, const tt_tensor *x);
+/* The same of two on that device, on a stream of the caller's. */
+tutti_status tu_device_copy_on(tu_device *device, void *stream, const tt_tensor *to, const tt_tensor *x);
 tutti_status tu_device_fill(const tt_tensor *x, double value);
 /* x itself, held, where it is on the host; else a copy there, dense. NULL with the error written. */
 tt_tensor *tu_on_host(const tt_tensor *x);

@@ -9,6 +9,35 @@
 
 #define MINUTE ((int64_t)60 * 1000000000)
 
+static tutti_status take(void *argument, tt_tensor_list shards, int rank) {
+    (void)rank;
+    tt_add_(argument, shards.at[0]);
+    return TUTTI_OK;
+}
+
+static tutti_status give(void *argument, int rank, tt_tensor *out) {
+    (void)argument;
+    tt_fill_(out, rank);
+    return TUTTI_OK;
+}
+
+/* What goes wrong is pending then, as with the other forms, so that the others hear of it. */
+static void keep_pending(tutti_status status) {
+    if (status != TUTTI_OK)
+        tt_error_set(status, tutti_error_message());
+}
+
+static void pipelines(tutti_world *world, tutti_group *group, tt_tensor *x) {
+    tt_tensor *sum = there(tt_zeros(tt_shape(8, 16), TUTTI_F32, NULL)),
+              *gathered = there(tt_zeros(tt_shape(16, 16), TUTTI_F32, NULL)),
+              *other = there(tt_zeros(tt_shape(16, 16), TUTTI_F32, NULL)),
+              *placed = symmetric_there(world, whole(tt_shape(8, 16), TUTTI_F32, 5));
+    keep_pending(
+        tt_pipelined_all_gather_and_consume(tt_tensors(x, placed), take, sum, tt_tensors(gathered, other), group));
+    for (int dim = 0; dim < 2; dim++)
+        keep_pending(tt_pipelined_produce_and_all_to_all(give, NULL, gathered, dim, group));
+}
+
 /* Every form once with a workspace that grows, and once with one that is there. */
 static void forms(tutti_world *world, tutti_group *group) {
     int rank = tutti_group_rank(group);
@@ -25,6 +54,7 @@ static void forms(tutti_world *world, tutti_group *group) {
         tt_fused_matmul_reduce_scatter(x, right, TUTTI_AVG, 1, group);
         tt_fused_scaled_matmul_reduce_scatter(narrow, columns, one, one, TUTTI_SUM, 0, 0, tt_shape(8, 16), NULL, NULL,
                                               TUTTI_F32, false, group);
+        pipelines(world, group, x);
     }
 }
 

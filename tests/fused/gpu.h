@@ -125,6 +125,19 @@ static inline driver graphs(void) {
     return made;
 }
 
+/* Keeps a stream from going on until the host sets the word that is returned. */
+static inline volatile uint32_t *hold_stream(void *stream) {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *word;
+    int (*allocate)(void **, size_t) = (int (*)(void **, size_t))dlsym(library, "cuMemAllocHost_v2");
+    int (*await)(void *, uint64_t, uint32_t, unsigned) =
+        (int (*)(void *, uint64_t, uint32_t, unsigned))dlsym(library, "cuStreamWaitValue32_v2");
+    (void)graphs(); /* the device's context is current */
+    CHECK(allocate != NULL && await != NULL && allocate(&word, sizeof(uint32_t)) == 0);
+    *(volatile uint32_t *)word = 0;
+    CHECK_EQ(await(stream, (uint64_t)(uintptr_t)word, 1, 0), 0);
+    return word;
+}
+
 /* Whether the GPU has the kernel that computes and communicates at once. */
 static inline bool is_hopper(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

@@ -182,6 +182,47 @@ def groups_take_arrays_of_the_device():
     tutti.spawn(_reduce, 2)
 
 
+def _pipelines():
+    with tutti.World() as world, streams.Stream():
+        rank, size = world.rank, world.size
+        x, total, order = tt.full((2, 3), float(rank + 1), device="cuda"), tt.zeros((2, 3), device="cuda"), []
+        gathered, output = tt.zeros((2 * size, 3), device="cuda"), tt.zeros((2 * size, 3), device="cuda")
+
+        def consume(shards, source):
+            assert shards[0].device == "cuda:0"
+            order.append(source)
+            total.add_(shards[0] * 2)
+
+        def produce(to, out):
+            assert out.device == "cuda:0" and out.shape == (2, 3)
+            out.copy_(x * 10 + float(to))
+        for _ in range(2):
+            tt.pipelined_all_gather_and_consume([x], consume, world.group, [gathered])
+            tt.pipelined_produce_and_all_to_all(produce, output, world.group)
+        assert order == [rank, 1 - rank] * 2 and total.tolist() == [[12.0] * 3] * 2
+        assert gathered[:, 0].tolist() == [1.0, 1.0, 2.0, 2.0] and output[:, 0].tolist() == [10.0 + rank] * 2 + [20.0 + rank] * 2
+        assert "expected all on one" in str(raises(tutti.Error, tt.pipelined_all_gather_and_consume, [x, tt.ones(2)], consume, world.group))
+        assert tt.fused_workspace_bytes(world.group) > 0
+        streams.synchronize("cuda")
+        group = world.new_group(range(size))
+
+        def fails(to, out):
+            raise ZeroDivisionError("in the middle")
+        if rank == 0:
+            raises(ZeroDivisionError, tt.pipelined_produce_and_all_to_all, fails, output, group)
+        else:
+            def ends():
+                for _ in range(2):  # the first may have returned before
+                    tt.pipelined_produce_and_all_to_all(produce, output, group)
+            assert "in the middle" in str(raises(tutti.AbortedError, ends))
+        world.group.barrier()
+        world.finish()
+
+
+def pipelines_take_tensors_of_the_device():
+    tutti.spawn(_pipelines, 2)
+
+
 def the_default_device_is_the_threads():
     streams.set_default_device("cuda")
     try:
@@ -217,4 +258,5 @@ def memory_is_counted_and_limited():
 
 if __name__ == "__main__":
     run((operators_go_to_the_current_stream, threads_have_streams_of_their_own, a_step_is_run_again, copies_from_pinned_memory_do_not_wait,
-         other_libraries_streams_are_ordered, groups_take_arrays_of_the_device, the_default_device_is_the_threads, memory_is_counted_and_limited))
+         other_libraries_streams_are_ordered, groups_take_arrays_of_the_device, pipelines_take_tensors_of_the_device,
+         the_default_device_is_the_threads, memory_is_counted_and_limited))

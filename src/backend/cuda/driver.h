@@ -230,7 +230,7 @@ enum {
     X(0, cuModuleEnumerateFunctions, 12040, (CUfunction * functions, unsigned count, CUmodule module))              \
     X(1, cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                                                         \
       (int *blocks, CUfunction function, int threads, size_t shared_bytes))                                         \
-    X(0, cuOccupancyMaxActiveClusters, 11080, (int *clusters, CUfunction function, const CUlaunchConfig *config))     \
+    X(0, cuOccupancyMaxActiveClusters, 11080, (int *clusters, CUfunction function, const CUlaunchConfig *config))   \
     X(0, cuLaunchKernelEx, 11080,                                                                                   \
       (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra))                         \
     X(1, cuLaunchKernel, 4000,                                                                                      \
