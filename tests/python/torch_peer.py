@@ -458,12 +458,14 @@ def compiled(rank, size, gloo):
 
     def function(x, group):
         return funcol.all_reduce(x * 2, "sum", group) + funcol.all_gather_tensor(x, 0, group).sum()
-    x, found = data(rank, (4,), torch.float32), []
-    for group in (dist.group.WORLD, gloo):
-        fast = torch.compile(lambda x, group=group: function(x, group), backend="aot_eager", fullgraph=True)
-        found.append([fast(x), function(x, group) + 0])
-    same(*found)
-    same(*found[0])
+    x = data(rank, (4,), torch.float32)
+    for backend in ("aot_eager", "inductor"):  # the second one writes code, and builds it
+        found = []
+        for group in (dist.group.WORLD, gloo):
+            fast = torch.compile(lambda x, group=group: function(x, group), backend=backend, fullgraph=True)
+            found.append([fast(x), function(x, group) + 0])
+        same(*found)
+        same(*found[0])
 
 
 def scaled(rank, size, name):

@@ -102,6 +102,15 @@ def everything_that_it_loads_is_its_own():
     assert bool(of_program) == any("libsodium" in path for path in loaded), (of_program, loaded)
 
 
+def it_has_every_plugin_of_the_build():
+    """And the command finds them where they are."""
+    wanted = sorted(path.name for path in (harness.build / "plugins").glob("*.so"))
+    found = next(harness.wheel.glob("lib/python*/site-packages/tutti/plugins"), pathlib.Path("/nowhere"))
+    assert sorted(path.name for path in found.glob("*.so")) == wanted, (found, wanted)
+    said = call(tutti, "info", environment=alone())
+    assert not wanted or str(found) in said, said
+
+
 def its_command_runs_ranks():
     said = call(tutti, "run", "-n", 2, interpreter, "-c", BARRIER, environment=alone())
     assert said.count(str(harness.wheel)) == 2, said
@@ -149,5 +158,5 @@ if __name__ == "__main__":
         harness.skip("this Python makes no virtual environments (package python3-venv); the package is tested in the build tree")
     if harness.installed or not (harness.build / "cmake_install.cmake").exists():
         harness.skip("there is no build to make a wheel of")
-    harness.run((it_is_made_and_installed, everything_that_it_loads_is_its_own, its_command_runs_ranks, its_command_has_all_sub_commands, its_launchers_prove_a_secret,
+    harness.run((it_is_made_and_installed, everything_that_it_loads_is_its_own, it_has_every_plugin_of_the_build, its_command_runs_ranks, its_command_has_all_sub_commands, its_launchers_prove_a_secret,
                  a_script_runs_by_the_python_that_is_named_or_by_this_one))
