@@ -300,7 +300,11 @@ tutti_status tu_device_wait(const tu_device *device) {
     return status == TUTTI_OK ? tell_fault(device) : status;
 }
 
+/* A stream that is captured cannot be waited for. The copy must not be noted either: each run of the graph would use
+ * memory of the host that was good for this call alone. */
 tutti_status tu_device_write(const tu_device *device, void *to, const void *from, size_t bytes) {
+    if (tu_device_capturing(device))
+        return tu_device_wait(device);
     tutti_status status = device->table->copy(device->state, device->index, tu_device_stream(device), to, from, bytes);
     return status == TUTTI_OK ? tu_device_wait(device) : status;
 }
