@@ -318,13 +318,19 @@ TEST(a_capture_that_others_began_has_memory_of_its_own) {
     driver driver = driver_of();
     tt_tensor *x = tt_full(tt_shape(4, 8), 1, TUTTI_F32, NULL), *weight = tt_full(tt_shape(8, 3), 1, TUTTI_F32, NULL);
     tt_tensor *others[8], *large = NULL;
+    float host[32];
+    for (int i = 0; i < 32; i++)
+        host[i] = -1;
     tt_tensor *once = step(x, weight); /* what is made on first use */
     CHECK(tt_synchronize(test_device()));
     CHECK_EQ(driver.begin(stream, 0), 0); /* of the kind that forbids most: memory of the driver, to every thread */
     tt_scope inner = tt_scope_open();
     tt_tensor *y = tt_keep(step(x, weight));
     large = tt_keep(tt_mul_scalar(tt_full(tt_shape(12 << 20), 3, TUTTI_U8, NULL), 2)); /* nothing spare has its size */
-    tt_item(tt_sum(x)); /* would wait: refused, and the capture goes on */
+    tt_scope reading = tt_scope_open();
+    CHECK(!tt_read(x, host, TUTTI_F32, 32)); /* would wait: refused, and the capture goes on */
+    CHECK_EQ(tt_scope_close(&reading), TUTTI_ERROR_STATE);
+    tt_item(tt_sum(x)); /* likewise */
     CHECK_EQ(tt_scope_close(&inner), TUTTI_ERROR_STATE);
     CHECK(strstr(tutti_error_message(), "captured") != NULL);
     CHECK_EQ(driver.end(stream, &graph), 0);
@@ -336,6 +342,8 @@ TEST(a_capture_that_others_began_has_memory_of_its_own) {
         CHECK_EQ(driver.launch(runnable, stream), 0);
         CHECK(tt_equal(y, step(x, weight)) && tt_equal(y, once) == (i == 1));
     }
+    for (int i = 0; i < 32; i++) /* nor does the graph copy what was refused */
+        CHECK(host[i] == -1);
     CHECK(all_are(tt_narrow(large, 0, 1 << 20, 100), 6));
     for (int i = 0; i < 8; i++) /* the graph's intermediates were released, and are not given out */
         CHECK(all_are(others[i], 100 + i));
