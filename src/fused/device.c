@@ -44,7 +44,18 @@ static tutti_status make_room(void *owner, void **made) {
     return *made != NULL ? TUTTI_OK : tu_error_memory("the state of fused operations", sizeof(tu_fused_room));
 }
 
+/* For what calls put into streams, which libtutti does not see: it would unmap the memory below their kernels. */
+static void await_calls(const tu_fused_room *room) {
+    const tu_device *device = room->device;
+    tutti_status status = room->done == NULL ? TUTTI_OK : device->table->wait(device->state, device->index, room->done);
+    if (room->beside != NULL) /* a call that failed may have left something there */
+        status = device->table->synchronize(device->state, device->index, room->beside);
+    (void)status; /* a device that cannot wait has stopped */
+}
+
 static void drop_memory(tu_fused_room *room) {
+    if (room->memory != NULL)
+        await_calls(room);
     if (room->captured != NULL) {
         room->captured->memory = room->memory;
         room->captured->next = room->kept;
@@ -141,7 +152,15 @@ static tutti_status note_last(tu_fused_run *run) {
         device->table->unmark(device->state, device->index, room->done);
     room->last = run->stream;
     room->done = NULL;
-    return device->table->mark(device->state, device->index, run->stream, &room->done);
+    tutti_status status = device->table->mark(device->state, device->index, run->stream, &room->done);
+    if (status != TUTTI_OK) { /* nothing will tell when the call has ended: now it has */
+        tutti_error_copy error;
+        tu_error_save(&error);
+        tutti_status ended = device->table->synchronize(device->state, device->index, run->stream);
+        (void)ended;
+        status = tu_error_restore(&error);
+    }
+    return status;
 }
 
 static tutti_call call_on(void *stream) {
