@@ -380,6 +380,27 @@ TEST_RANKS(gradients_are_fused_forms_and_agree_with_the_cpu) {
     END;
 }
 
+/* The gather needs a larger workspace while the sums of the scatter are still being added, beside the stream. */
+TEST_RANKS(a_workspace_that_grows_waits_for_the_call_before) {
+    BEGIN;
+    const int64_t rows = 512, columns = 1024, depth = 4;
+    tt_tensor *left = there(tt_full(tt_shape(ranks * rows, depth), rank + 1, TUTTI_F32, NULL)),
+              *right = there(tt_full(tt_shape(depth, columns), 1, TUTTI_F32, NULL)),
+              *shard = there(tt_full(tt_shape(4, 64), 1, TUTTI_F32, NULL)),
+              *column = there(tt_full(tt_shape(64, 1), 1, TUTTI_F32, NULL)),
+              *sums = tt_full(tt_shape(rows, columns), (double)depth * ranks * (ranks + 1) / 2, TUTTI_F32, NULL),
+              *products = tt_full(tt_shape(4 * ranks, 1), 64, TUTTI_F32, NULL);
+    for (int round = 0; round < 4; round++) {
+        tutti_group *fresh = NULL; /* with a workspace of its own */
+        CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &fresh));
+        tt_tensor *part = tt_fused_matmul_reduce_scatter(left, right, TUTTI_SUM, 0, fresh),
+                  *all = tt_fused_all_gather_matmul(shard, tt_tensors(column), 0, fresh, NULL).at[0];
+        CHECK(tt_equal(back(part), sums) && tt_equal(back(all), products));
+        tutti_group_release(fresh);
+    }
+    END;
+}
+
 /* A itself, a second product, other columns: who asks for them and who does not meet as often, also in one kernel. At
  * first all ask for all of it: the vendor's library loads its kernel of the second product then, for which the driver
  * waits until nothing runs. */
