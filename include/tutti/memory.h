@@ -14,7 +14,8 @@
  *
  * LIFETIME. tutti_memory_release ends the caller's reference: the block can no longer be found, but its memory stays
  * while a tutti_peers of it lives, on this rank or on another. Freeing a block that a peer still has mapped is safe for
- * the peer.
+ * the peer. On a GPU the release waits for what Tutti itself put into streams; kernels of the caller's or of another
+ * library that use the block must have ended before.
  *
  * THREADS. All functions here may be called from any thread of the rank. In a forked child they return
  * TUTTI_ERROR_FORKED, and releases do nothing.
