@@ -2,15 +2,15 @@
  *
  * DLPack 1.x: tensors handed to other array libraries and taken from them, without a copy.
  *
- *     tt_dlpack_managed *managed = tt_dlpack_export(x, 0);    (for the other library, which ends it by
- * managed->deleter(managed)) tt_tensor *y = tt_from_dlpack(theirs);                  (theirs->deleter(theirs) runs when
- * the last tensor on it goes)
+ *     tt_dlpack_managed *managed = tt_dlpack_export(x, 0);    // the other library ends it: managed->deleter(managed)
+ *     tt_tensor *y = tt_from_dlpack(theirs);                  // its deleter runs when the last tensor on it goes
  *
  * tt_to_dlpack and tt_from_dlpack in <tutti/tensor.h> speak of a plain pointer; these are the structs behind it. Their
  * layout is that of DLPack's own header, under other names, so that a program may include both.
  *
  * LIFETIME. An export holds the storage, not the handle: scopes may close and tensors may go. While an export is alive
- * the storage cannot be resized. The deleter may be called by any thread, once.
+ * the storage cannot be resized. The deleter may be called by any thread, once. On a GPU the deleter of an import runs
+ * when the streams on which operators used it have done what they hold: the host waits for them.
  *
  * WRITING. What the other library writes is seen at once and counted in no version: autograd cannot notice it.
  */

@@ -12,6 +12,7 @@
 
 #include "functional/operators.h"
 #include "functional/registry.h"
+#include "tensor/on_device.h"
 
 /* ---- where ranks meet ---- */
 
@@ -58,8 +59,12 @@ static tutti_status move_to_peer(tt_tensor *output, const tt_tensor *x, const tu
         return TUTTI_ERROR_MEMORY;
     }
     storage->device = x->device;
-    tu_tensor_move(output, storage);
-    return TUTTI_OK;
+    tutti_status status = tu_on_device(x) ? tu_device_note_uses(storage) : TUTTI_OK;
+    if (status == TUTTI_OK)
+        tu_tensor_move(output, storage);
+    else
+        tu_storage_drop(storage);
+    return status;
 }
 
 /* Every rank takes part in the rendezvous, also one that asks for its own. Of a fake world's other ranks there is no

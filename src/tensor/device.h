@@ -73,6 +73,8 @@ typedef struct tu_device_tensors {
     tutti_status (*allocate)(void *state, int index, void *stream, size_t bytes, tu_device_block *block);
     void (*release)(void *state, int index, tu_device_block *block);
     void (*used)(void *state, int index, const tu_device_block *block, void *stream);
+    /* As release, and waits until the streams that used it have done what they hold now. */
+    void (*release_behind)(void *state, int index, tu_device_block *block);
     void (*trim)(void *state, int index); /* gives back what is spare */
     tutti_status (*usage)(void *state, int index, tu_device_usage *usage);
     tutti_status (*set_limit)(void *state, int index, size_t bytes); /* 0: none */

@@ -272,6 +272,10 @@ tt_tensor *tt_from_dlpack(void *managed_pointer) {
     tu_storage *storage = tu_storage_wrap(data, bytes, NULL, NULL);
     if (storage != NULL)
         storage->device = shape.device;
+    if (storage != NULL && tu_is_remote(shape.device) && tu_device_note_uses(storage) != TUTTI_OK) {
+        tu_storage_drop(storage);
+        storage = NULL;
+    }
     tt_tensor *x = tu_tensor_on(storage, &shape);
     if (x != NULL && read_only) {
         tt_tensor *copy = import_copy(x);

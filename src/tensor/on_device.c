@@ -216,11 +216,31 @@ static bool belongs_to(const tu_device *device, const tu_storage *storage, void 
 }
 
 void tu_device_note_use(const tu_device *device, const tu_storage *storage, void *stream) {
-    if (belongs_to(device, storage, stream) || storage->fixed || storage->data == NULL ||
+    void *handle = storage->fixed ? storage->uses : storage->owner;
+    if (belongs_to(device, storage, stream) || handle == NULL || storage->data == NULL ||
         storage->device != device->number)
         return;
-    tu_device_block block = { storage->data, storage->owner };
+    tu_device_block block = { storage->data, handle };
     device->table->used(device->state, device->index, &block, stream);
+}
+
+tutti_status tu_device_note_uses(tu_storage *storage) {
+    tu_storage small = { .device = storage->device };
+    tutti_status status = tu_device_allocate(&small, 1);
+    storage->uses = small.owner;
+    storage->stream = small.stream;
+    storage->streams_ended = small.streams_ended;
+    return status;
+}
+
+void tu_device_await_uses(tu_storage *storage) {
+    const tu_device *device = known_device(storage->device);
+    tu_device_block block = { NULL, storage->uses };
+    if (device == NULL || storage->uses == NULL)
+        return;
+    tu_device_note_use(device, storage, tu_device_stream(device));
+    device->table->release_behind(device->state, device->index, &block);
+    storage->uses = NULL;
 }
 
 tutti_status tu_device_begin(const tu_call *call) {

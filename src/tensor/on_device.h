@@ -60,6 +60,10 @@ tutti_status tu_device_begin(const tu_call *call);
 
 /* The same of one storage, which that stream uses from now on; nothing where it is no memory of this device's. */
 void tu_device_note_use(const tu_device *device, const tu_storage *storage, void *stream);
+/* Of a storage on memory of a device that another allocator gives: uses of it are noted from now on; waits for them,
+ * those of the current stream too, and notes no more. */
+tutti_status tu_device_note_uses(tu_storage *storage);
+void tu_device_await_uses(tu_storage *storage);
 /* Whether the thread's current stream is captured into a graph. */
 bool tu_device_capturing(const tu_device *device);
 

@@ -107,6 +107,8 @@ void tu_storage_drop(tu_storage *storage) {
     if (storage->pinned_by != NULL)
         tu_storage_unpin(storage);
     if (storage->fixed) {
+        if (storage->uses != NULL)
+            tu_device_await_uses(storage);
         if (storage->release != NULL)
             storage->release(storage->owner);
     } else if (tu_is_remote(storage->device)) {

@@ -13,22 +13,22 @@
 
 /* ---- making them ---- */
 
-/* On a device, what this thread's current stream does with the memory is waited for: libtutti knows of its own work. */
 static void release_block(void *owner) {
-    tutti_device device = tutti_memory_device(owner);
-    tu_device *found;
-    if (tu_is_remote(device) && tu_device_get(device, &found) == TUTTI_OK)
-        found->table->synchronize(found->state, found->index, tu_device_stream(found));
     tutti_memory_release(owner);
 }
 
+/* libtutti waits for its own work when it unmaps memory of a device; what operators do there is noted here. */
 tu_storage *tu_symm_storage(tutti_memory *memory, size_t bytes) {
     tu_storage *storage = tu_storage_wrap(tutti_memory_data(memory), bytes, release_block, memory);
-    if (storage == NULL)
+    if (storage == NULL) {
         tutti_memory_release(memory);
-    else
-        storage->device = tutti_memory_device(memory);
-    return storage;
+        return NULL;
+    }
+    storage->device = tutti_memory_device(memory);
+    if (!tu_is_remote(storage->device) || tu_device_note_uses(storage) == TUTTI_OK)
+        return storage;
+    tu_storage_drop(storage);
+    return NULL;
 }
 
 /* The device of the options: the CPU, or a GPU, which is there. */

@@ -36,6 +36,7 @@ struct tu_storage {
     void *data;                   /* NULL for meta, for fakes and for 0 bytes */
     void (*release)(void *owner); /* foreign memory: instead of freeing data */
     void *owner;                  /* of foreign memory; on a device, the handle of its block */
+    void *uses;                   /* of foreign memory on a device: the handle of a block that streams use with it */
     void *stream;                 /* on a device: the one that the memory is in order with */
     unsigned streams_ended;       /* of the device when it was allocated: see tu_device_note_use */
     /* Set while collectives write here, cleared by the waiter; read by every use of the data. Pair: release when set,

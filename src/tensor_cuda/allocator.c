@@ -147,14 +147,19 @@ static tu_gpu_piece *find_spare(tu_gpu *gpu, CUstream stream, const tu_gpu_graph
 
 /* ---- other streams ---- */
 
-static void drop_uses(tu_gpus *gpus, tu_gpu_piece *piece) {
-    while (piece->uses != NULL) {
-        tu_gpu_use *use = piece->uses;
-        piece->uses = use->next;
+static void drop_list(tu_gpus *gpus, tu_gpu_use *list) {
+    while (list != NULL) {
+        tu_gpu_use *use = list;
+        list = use->next;
         if (use->event != NULL)
             gpus->driver.cuEventDestroy(use->event);
         free(use);
     }
+}
+
+static void drop_uses(tu_gpus *gpus, tu_gpu_piece *piece) {
+    drop_list(gpus, piece->uses);
+    piece->uses = NULL;
 }
 
 /* Whether the streams that used it are past it; waits for them where `wait` says so. */
@@ -339,18 +344,23 @@ tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes,
     return status;
 }
 
-/* Marks where the other streams are; false where there is nothing to wait for. What a stream does that is captured runs
- * with its graph: there is nothing to mark, and memory of the graph that others used too is not given out again. */
+/* Marks where the stream is. What it does while it is captured runs with its graph: there is nothing to mark. */
+static void mark_use(tu_gpus *gpus, const tu_gpu *gpu, tu_gpu_use *use) {
+    if (tu_gpu_is_noted(gpus, gpu, use->stream))
+        return;
+    CUresult result = gpus->driver.cuEventCreate(&use->event, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS)
+        result = gpus->driver.cuEventRecord(use->event, use->stream);
+    if (result != CUDA_SUCCESS) /* nothing tells when that stream is past it: wait now */
+        gpus->driver.cuCtxSynchronize();
+}
+
+/* Marks where the other streams are; false where there is nothing to wait for. Memory of a graph that others used too
+ * is not given out again. */
 static bool mark_uses(tu_gpus *gpus, const tu_gpu *gpu, tu_gpu_piece *piece) {
-    for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next) {
-        if (tu_gpu_is_noted(gpus, gpu, use->stream) || tu_gpu_is_noted(gpus, gpu, piece->stream))
-            continue;
-        CUresult result = gpus->driver.cuEventCreate(&use->event, CU_EVENT_DISABLE_TIMING);
-        if (result == CUDA_SUCCESS)
-            result = gpus->driver.cuEventRecord(use->event, use->stream);
-        if (result != CUDA_SUCCESS) /* nothing tells when that stream is past it: wait now */
-            gpus->driver.cuCtxSynchronize();
-    }
+    if (!tu_gpu_is_noted(gpus, gpu, piece->stream))
+        for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next)
+            mark_use(gpus, gpu, use);
     return piece->uses != NULL;
 }
 
@@ -386,6 +396,32 @@ void tu_gpu_release(void *state, int index, tu_device_block *block) {
         pthread_mutex_unlock(&gpu->lock);
         tu_gpu_leave(gpus, pushed);
     }
+    *block = (tu_device_block){ 0 };
+}
+
+/* The host waits without the lock: the streams may wait for other ranks of this process, which allocate meanwhile. */
+void tu_gpu_release_behind(void *state, int index, tu_device_block *block) {
+    tu_gpus *gpus = state;
+    tu_gpu_piece *piece = block->handle;
+    tu_gpu *gpu;
+    tu_gpu_aside aside;
+    if (tu_gpu_enter_aside(gpus, index, &gpu, &aside) == TUTTI_OK) {
+        pthread_mutex_lock(&gpu->lock);
+        tu_gpu_use own = { .stream = piece->stream, .next = piece->uses };
+        for (tu_gpu_use *use = &own; use != NULL; use = use->next)
+            mark_use(gpus, gpu, use);
+        piece->uses = NULL;
+        gpu->usage.allocated -= piece->bytes;
+        make_spare(gpu, piece);
+        pthread_mutex_unlock(&gpu->lock);
+        for (const tu_gpu_use *use = &own; use != NULL; use = use->next)
+            if (use->event != NULL)
+                gpus->driver.cuEventSynchronize(use->event);
+        if (own.event != NULL)
+            gpus->driver.cuEventDestroy(own.event);
+        drop_list(gpus, own.next);
+    }
+    tu_gpu_leave_aside(gpus, &aside);
     *block = (tu_device_block){ 0 };
 }
 

@@ -488,6 +488,7 @@ static const tu_device_tensors tensors = {
     .allocate = tu_gpu_allocate,
     .release = tu_gpu_release,
     .used = tu_gpu_used,
+    .release_behind = tu_gpu_release_behind,
     .trim = tu_gpu_trim,
     .usage = tu_gpu_usage,
     .set_limit = tu_gpu_set_limit,

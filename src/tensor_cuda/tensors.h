@@ -151,6 +151,7 @@ static inline bool tu_gpu_is_open(const tu_gpus *gpus, int index) {
 /* ---- allocator.c ---- */
 tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes, tu_device_block *block);
 void tu_gpu_release(void *state, int index, tu_device_block *block);
+void tu_gpu_release_behind(void *state, int index, tu_device_block *block);
 void tu_gpu_used(void *state, int index, const tu_device_block *block, void *stream);
 void tu_gpu_trim(void *state, int index);
 tutti_status tu_gpu_usage(void *state, int index, tu_device_usage *usage);

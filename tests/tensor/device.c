@@ -572,6 +572,7 @@ TEST(memory_that_another_stream_uses_is_not_given_out_before) {
     scope = tt_scope_open();
     CHECK(tt_data(tt_empty(tt_shape(100), TUTTI_F32, on(&options, device))) != memory);
     events_are_ready(1);
+    CHECK(tt_stream_set(device, stream) && tt_synchronize(device) && tt_stream_set(device, NULL));
     bool found = false;
     for (int i = 0; i < 8 && !found; i++)
         found = tt_data(tt_empty(tt_shape(100), TUTTI_F32, on(&options, device))) == memory;
@@ -595,10 +596,12 @@ TEST(memory_that_is_resized_on_another_stream_is_not_given_out_before_it_was_cop
     CHECK(tt_stream_set(device, stream));
     events_are_ready(0);
     CHECK(tt_storage_resize(x, 4096)); /* copies on the other stream */
+    tt_event *copied = tt_event_record(device);
     CHECK(tt_stream_set(device, NULL) && tt_data(x) != memory);
     CHECK(tt_data(tt_empty(tt_shape(100), TUTTI_F32, on(&options, device))) != memory);
     events_are_ready(1);
-    CHECK(tt_item(tt_sum(x)) == 100);
+    CHECK(tt_event_join(copied) && tt_item(tt_sum(x)) == 100);
+    tt_event_release(copied);
     CHECK_OK(tt_scope_close(&scope));
     tt_stream_release(device, stream);
     test_device_leave();
@@ -654,6 +657,41 @@ TEST(pinned_memory_and_dlpack_go_both_ways) {
     tt_mul_(shared, tt_number(3));
     CHECK(tt_item(tt_sum(x)) == 18);
     CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+static struct {
+    tt_dlpack_managed *managed; /* who lent it */
+    tt_event *used;             /* behind the use of it */
+    bool over;                  /* when it came back */
+} loan;
+static void take_back(tt_dlpack_managed *self) {
+    (void)self;
+    loan.over = tt_event_done(loan.used);
+    loan.managed->deleter(loan.managed);
+}
+
+TEST(an_import_goes_back_when_the_streams_that_used_it_are_past_it) {
+    tutti_device device = there();
+    void *stream = tt_stream_new(device);
+    tt_options options;
+    tt_scope scope = tt_scope_open(), inner;
+    tt_tensor *large = tt_ones(tt_shape(256, 256), TUTTI_F32, on(&options, device)), *x = tt_sum(large);
+    loan.managed = tt_to_dlpack(x);
+    tt_dlpack_managed lent = *loan.managed;
+    lent.deleter = take_back;
+    CHECK(tt_stream_set(device, stream));
+    inner = tt_scope_open();
+    tt_tensor *shared = tt_from_dlpack(&lent), *late = tt_sum(tt_matmul(large, large)), *y = tt_add(late, shared);
+    tt_scope_return(y);
+    loan.used = tt_event_record(device);
+    CHECK(tt_stream_set(device, NULL));
+    CHECK_OK(tt_scope_close(&inner));
+    CHECK(loan.over);
+    CHECK(tt_event_join(loan.used) && tt_item(y) == 256.0 * 256 * 257);
+    tt_event_release(loan.used);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(device, stream);
     test_device_leave();
 }
 

@@ -69,6 +69,40 @@ TEST_WORLD(a_peer_tensor_outlives_what_it_came_from, 2) {
     END;
 }
 
+/* Its last use waits in a stream that is not the current one any more: nothing is unmapped below it, whoever maps it.
+ */
+static void check_released_behind(tutti_world *world, void *argument) {
+    (void)argument;
+    BEGIN;
+    void *streams[] = { tt_stream_new(test_device()), tt_stream_new(test_device()) };
+    tt_tensor *large = tt_full(tt_shape(256, 256), 1, TUTTI_F32, NULL);
+    CHECK(tt_synchronize(test_device()));
+    for (int of_peer = 0; of_peer < 2; of_peer++) {
+        tt_scope inner = tt_scope_open();
+        CHECK(tt_stream_set(test_device(), streams[0]));
+        tt_tensor *x = symmetric(world, tt_shape(1 << 18), rank), *theirs = tt_peer_tensor(x, 1 - rank, group);
+        CHECK(tt_synchronize(test_device()));
+        barrier(group);
+        tt_tensor *late = tt_mul_scalar(tt_matmul(large, large), 0), *y = tt_add(of_peer ? theirs : x, tt_sum(late));
+        tt_scope_return(y);
+        CHECK(tt_stream_set(test_device(), streams[1]));
+        CHECK_OK(tt_scope_close(&inner));
+        CHECK(tt_stream_set(test_device(), streams[0]));
+        CHECK(all_are(y, of_peer ? 1 - rank : rank));
+    }
+    CHECK(tt_stream_set(test_device(), NULL));
+    for (int i = 0; i < 2; i++)
+        tt_stream_release(test_device(), streams[i]);
+    END;
+}
+
+TEST(what_a_stream_still_uses_is_released_behind_it) {
+    if (!test_on_device())
+        SKIP("this is the cpu, which has no streams");
+    test_threads(2, check_released_behind, NULL);
+    test_device_leave();
+}
+
 TEST_WORLD(a_peer_tensor_is_no_part_of_the_graph, 2) {
     BEGIN;
     tt_tensor *x = tt_require_grad(symmetric(world, tt_shape(4), 1 + rank), true);
