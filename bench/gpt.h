@@ -34,12 +34,14 @@ static inline int no_forward(tt_module *module, tt_tensor_list in, tt_tensor **o
 static inline void parameter(tt_dims shape, double scale, double shift) {
     static const tt_module_type type = { sizeof type, "Bench", no_forward, NULL };
     char name[16];
+    tt_scope scope = tt_scope_open(); /* what its start is made of goes at once */
     tt_tensor *start = tt_to(tt_add_scalar(tt_mul_scalar(tt_randn(shape, TUTTI_F32, NULL), scale), shift), gpt_dtype);
     snprintf(name, sizeof name, "w%d", weight_count);
     if (net == NULL)
         net = tt_module_new(&type, NULL);
     weights[weight_count] = tt_keep(tt_parameter(start, true));
     tt_module_set_parameter(net, name, weights[weight_count++]);
+    tt_scope_leave(&scope);
 }
 
 /* Its batch: tokens and targets. */
@@ -88,6 +90,15 @@ static inline tt_tensor *forward(tt_tensor *in) {
         x = tt_add(x, tt_linear(h, w[10], w[11]));
     }
     return tt_view(tt_linear(tt_layer_norm(x, w[0], w[1], 1e-5), w[2], NULL), tt_shape(BATCH * LENGTH, VOCABULARY));
+}
+
+/* A step's loss. What only the forward needs ends with it, as the variables of the peer's function do; what the backward
+ * needs goes when it has run. */
+static inline tt_tensor *gpt_loss(tt_tensor *in, tt_tensor *targets) {
+    tt_scope scope = tt_scope_open();
+    tt_tensor *loss = tt_scope_return(tt_cross_entropy(forward(in), targets, -100));
+    tt_scope_leave(&scope);
+    return loss;
 }
 
 #endif

@@ -28,7 +28,7 @@ static tt_compiled *compiled; /* NULL: operators are called */
 
 static int whole_step(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     (void)user;
-    tt_tensor *loss = tt_cross_entropy(forward(inputs.at[0]), inputs.at[1], -100);
+    tt_tensor *loss = gpt_loss(inputs.at[0], inputs.at[1]);
     tt_backward(loss, NULL);
     outputs[0] = tt_detach(loss);
     tt_optimizer_step(optimizer);
@@ -77,7 +77,7 @@ static bool step(double taken[4], bool apart) {
     double at[4];
     tt_synchronize(device);
     at[0] = now();
-    tt_tensor *loss = tt_cross_entropy(forward(batch[0]), batch[1], -100);
+    tt_tensor *loss = gpt_loss(batch[0], batch[1]);
     if (apart)
         tt_synchronize(device);
     at[1] = now();

@@ -194,13 +194,8 @@ static void gpt_setup(void) {
     inputs[1] = batch[1];
     inputs[2] = positions;
 }
-/* What only the forward needs ends with it, as the variables of the peer's function do; what the backward needs goes
- * when it has run. */
 static void gpt_run(void) {
-    tt_scope scope = tt_scope_open();
-    tt_tensor *loss = tt_scope_return(tt_cross_entropy(forward(inputs[0]), inputs[1], -100));
-    check(tt_scope_close(&scope));
-    train(loss);
+    train(gpt_loss(inputs[0], inputs[1]));
 }
 
 static const struct {
