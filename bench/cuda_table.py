@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prints the GPU table of docs/performance.md from what bench/cuda_peers.py wrote.
+"""Prints the GPU table of docs/performance-gpu.md from what bench/cuda_peers.py wrote.
 
     python3 bench/cuda_table.py cuda-2.json cuda-4.json cuda-8.json
 """
