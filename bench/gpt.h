@@ -92,8 +92,8 @@ static inline tt_tensor *forward(tt_tensor *in) {
     return tt_view(tt_linear(tt_layer_norm(x, w[0], w[1], 1e-5), w[2], NULL), tt_shape(BATCH * LENGTH, VOCABULARY));
 }
 
-/* A step's loss. What only the forward needs ends with it, as the variables of the peer's function do; what the backward
- * needs goes when it has run. */
+/* A step's loss. What only the forward needs ends with it, as the variables of the peer's function do; what the
+ * backward needs goes when it has run. */
 static inline tt_tensor *gpt_loss(tt_tensor *in, tt_tensor *targets) {
     tt_scope scope = tt_scope_open();
     tt_tensor *loss = tt_scope_return(tt_cross_entropy(forward(in), targets, -100));
