@@ -95,6 +95,19 @@ static void end_room(void *ended) {
 
 static const tu_attachment attachment = { .make = make_room, .end = end_room };
 
+/* Made behind what the group has of symmetric memory, and so ended before it: that unmaps the memory of peers below
+ * calls that still use it. */
+static tutti_status room_of(tutti_group *group, tu_fused_room **room) {
+    tu_memory_group *places;
+    void *found;
+    tutti_status status = tu_memory_group_get(group, &places);
+    if (status == TUTTI_OK)
+        status = tu_group_attachment(group, &attachment, &found);
+    if (status == TUTTI_OK)
+        *room = found;
+    return status;
+}
+
 static tutti_status enter_device(tu_fused_room *room, tu_device *device) {
     if (room->device == device)
         return TUTTI_OK;
@@ -106,18 +119,16 @@ static tutti_status enter_device(tu_fused_room *room, tu_device *device) {
 }
 
 size_t tu_fused_device_bytes(tutti_group *group) {
-    void *found;
-    if (tu_group_attachment(group, &attachment, &found) != TUTTI_OK)
+    tu_fused_room *room;
+    if (room_of(group, &room) != TUTTI_OK)
         return 0;
-    const tu_fused_room *room = found;
     return atomic_load_explicit(&room->bytes, memory_order_relaxed);
 }
 
 int64_t tu_fused_together(tutti_group *group) {
-    void *found;
-    if (tu_group_attachment(group, &attachment, &found) != TUTTI_OK)
+    tu_fused_room *room;
+    if (room_of(group, &room) != TUTTI_OK)
         return 0;
-    const tu_fused_room *room = found;
     return atomic_load_explicit(&room->together, memory_order_relaxed);
 }
 
@@ -197,7 +208,6 @@ tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group 
 }
 
 tutti_status tu_fused_begin_on(tu_fused_run *run, const char *who, tu_device *device, tutti_group *group) {
-    void *found;
     *run = (tu_fused_run){
         .who = who, .group = group, .device = device, .rank = tutti_group_rank(group), .size = tutti_group_size(group)
     };
@@ -210,8 +220,7 @@ tutti_status tu_fused_begin_on(tu_fused_run *run, const char *who, tu_device *de
     tutti_status status = tu_fused_enter(group, &run->state);
     if (status != TUTTI_OK)
         return tu_fused_refuse(group, who, status);
-    status = tu_group_attachment(group, &attachment, &found);
-    run->room = found;
+    status = room_of(group, &run->room);
     if (status == TUTTI_OK)
         status = enter_device(run->room, run->device);
     if (status == TUTTI_OK && run->room->memory != NULL)
