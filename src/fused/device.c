@@ -199,6 +199,16 @@ tutti_status tu_fused_await(tu_fused_run *run, void **event) {
     return checked(run, status);
 }
 
+/* Ends the group. What is beside the stream may use tensors of this rank, which can go when the call has returned. */
+static tutti_status leave_beside(tu_fused_run *run, tutti_status status) {
+    tutti_error_copy error;
+    status = checked(run, status);
+    tu_error_save(&error);
+    tutti_status followed = follow(run->device, run->stream, run->room->beside);
+    (void)followed; /* what made this rank leave counts */
+    return tu_error_restore(&error);
+}
+
 /* ---- calls ---- */
 
 tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group *group) {
@@ -477,6 +487,11 @@ static tutti_status meet_on(const tu_fused_run *run, void *stream) {
     return tutti_peers_barrier(run->peers, CHANNEL, &call);
 }
 
+/* Where it is staged beside the stream, that comes first. */
+static tutti_status leave_gather(const tu_fused_gather *gather, tutti_status status) {
+    return gather->own_first ? leave_beside(gather->run, status) : checked(gather->run, status);
+}
+
 static tutti_status announce(tu_fused_gather *gather) {
     tu_fused_run *run = gather->run;
     void *stream = gather->own_first ? run->room->beside : run->stream;
@@ -507,7 +522,10 @@ tutti_status tu_fused_open_gather(tu_fused_gather *gather) {
         status = settle_places(gather);
     if (status == TUTTI_OK)
         status = lay_out(gather);
-    return status == TUTTI_OK && !run->together ? checked(run, announce(gather)) : status;
+    if (status != TUTTI_OK || run->together)
+        return status;
+    status = announce(gather);
+    return status == TUTTI_OK ? TUTTI_OK : leave_gather(gather, status);
 }
 
 tutti_status tu_fused_await_others(tu_fused_gather *gather) {
@@ -522,8 +540,10 @@ tutti_status tu_fused_close_gather(tu_fused_gather *gather, tutti_status status)
         tu_tensor_drop(gather->parts[i].gathered);
     }
     tu_fused_forget(run, &gather->met);
-    if (run->state == NULL || status != TUTTI_OK)
-        return checked(run, status);
+    if (run->state == NULL)
+        return status;
+    if (status != TUTTI_OK)
+        return leave_gather(gather, status);
     run->room->gathers += !run->capturing;
     if (gather->left || !in_place)
         return TUTTI_OK;
@@ -756,21 +776,11 @@ tutti_status tu_fused_meet_beside(tu_fused_run *run, void **beside, void **met) 
     return status;
 }
 
-/* Ends the group. What is beside the stream may use tensors of this rank, which can go when the call has returned. */
-static tutti_status leave_scatter(tu_fused_run *run, tutti_status status) {
-    tutti_error_copy error;
-    status = checked(run, status);
-    tu_error_save(&error);
-    tutti_status followed = follow(run->device, run->stream, run->room->beside);
-    (void)followed; /* what made this rank leave counts */
-    return tu_error_restore(&error);
-}
-
 tutti_status tu_fused_close_scatter(tu_fused_run *run, tutti_status status) {
     if (run->state == NULL)
         return status;
     if (status != TUTTI_OK)
-        return leave_scatter(run, status);
+        return leave_beside(run, status);
     run->room->scatters += !run->capturing;
     status = run->capturing ? meet_on(run, run->room->beside) : TUTTI_OK;
     if (status == TUTTI_OK)
