@@ -188,7 +188,11 @@ static bool find_reason(const tu_entry *entry, tutti_device device, char *reason
 
 /* ---- making and ending ---- */
 
+/* The last run is over before the memory goes that it works on: of tensors that only the replay still holds, too. */
 static void forget(tu_replay *replay) {
+    if (replay->graph != NULL)
+        replay->device->table->graph_end(replay->device->state, replay->device->index, replay->graph);
+    replay->graph = NULL;
     for (int i = 0; i < replay->output_count + replay->effect_count; i++) {
         tu_tensor_drop(replay->outputs[i]);
         replay->outputs[i] = NULL;
@@ -201,9 +205,6 @@ static void forget(tu_replay *replay) {
         tu_tensor_drop(replay->gradients[i].after);
         replay->gradients[i].after = NULL;
     }
-    if (replay->graph != NULL)
-        replay->device->table->graph_end(replay->device->state, replay->device->index, replay->graph);
-    replay->graph = NULL;
     tu_noted_end(replay->noted);
     replay->noted = NULL;
 }

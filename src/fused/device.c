@@ -95,6 +95,19 @@ static void end_room(void *ended) {
 
 static const tu_attachment attachment = { .make = make_room, .end = end_room };
 
+/* Made behind what the group has of symmetric memory, and so ended before it: that unmaps the memory of peers below
+ * calls that still use it. */
+static tutti_status room_of(tutti_group *group, tu_fused_room **room) {
+    tu_memory_group *places;
+    void *found;
+    tutti_status status = tu_memory_group_get(group, &places);
+    if (status == TUTTI_OK)
+        status = tu_group_attachment(group, &attachment, &found);
+    if (status == TUTTI_OK)
+        *room = found;
+    return status;
+}
+
 static tutti_status enter_device(tu_fused_room *room, tu_device *device) {
     if (room->device == device)
         return TUTTI_OK;
@@ -106,18 +119,16 @@ static tutti_status enter_device(tu_fused_room *room, tu_device *device) {
 }
 
 size_t tu_fused_device_bytes(tutti_group *group) {
-    void *found;
-    if (tu_group_attachment(group, &attachment, &found) != TUTTI_OK)
+    tu_fused_room *room;
+    if (room_of(group, &room) != TUTTI_OK)
         return 0;
-    const tu_fused_room *room = found;
     return atomic_load_explicit(&room->bytes, memory_order_relaxed);
 }
 
 int64_t tu_fused_together(tutti_group *group) {
-    void *found;
-    if (tu_group_attachment(group, &attachment, &found) != TUTTI_OK)
+    tu_fused_room *room;
+    if (room_of(group, &room) != TUTTI_OK)
         return 0;
-    const tu_fused_room *room = found;
     return atomic_load_explicit(&room->together, memory_order_relaxed);
 }
 
@@ -188,6 +199,16 @@ tutti_status tu_fused_await(tu_fused_run *run, void **event) {
     return checked(run, status);
 }
 
+/* Ends the group. What is beside the stream may use tensors of this rank, which can go when the call has returned. */
+static tutti_status leave_beside(tu_fused_run *run, tutti_status status) {
+    tutti_error_copy error;
+    status = checked(run, status);
+    tu_error_save(&error);
+    tutti_status followed = follow(run->device, run->stream, run->room->beside);
+    (void)followed; /* what made this rank leave counts */
+    return tu_error_restore(&error);
+}
+
 /* ---- calls ---- */
 
 tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group *group) {
@@ -197,7 +218,6 @@ tutti_status tu_fused_begin(tu_fused_run *run, const tu_call *call, tutti_group 
 }
 
 tutti_status tu_fused_begin_on(tu_fused_run *run, const char *who, tu_device *device, tutti_group *group) {
-    void *found;
     *run = (tu_fused_run){
         .who = who, .group = group, .device = device, .rank = tutti_group_rank(group), .size = tutti_group_size(group)
     };
@@ -210,8 +230,7 @@ tutti_status tu_fused_begin_on(tu_fused_run *run, const char *who, tu_device *de
     tutti_status status = tu_fused_enter(group, &run->state);
     if (status != TUTTI_OK)
         return tu_fused_refuse(group, who, status);
-    status = tu_group_attachment(group, &attachment, &found);
-    run->room = found;
+    status = room_of(group, &run->room);
     if (status == TUTTI_OK)
         status = enter_device(run->room, run->device);
     if (status == TUTTI_OK && run->room->memory != NULL)
@@ -468,6 +487,11 @@ static tutti_status meet_on(const tu_fused_run *run, void *stream) {
     return tutti_peers_barrier(run->peers, CHANNEL, &call);
 }
 
+/* Where it is staged beside the stream, that comes first. */
+static tutti_status leave_gather(const tu_fused_gather *gather, tutti_status status) {
+    return gather->own_first ? leave_beside(gather->run, status) : checked(gather->run, status);
+}
+
 static tutti_status announce(tu_fused_gather *gather) {
     tu_fused_run *run = gather->run;
     void *stream = gather->own_first ? run->room->beside : run->stream;
@@ -498,7 +522,10 @@ tutti_status tu_fused_open_gather(tu_fused_gather *gather) {
         status = settle_places(gather);
     if (status == TUTTI_OK)
         status = lay_out(gather);
-    return status == TUTTI_OK && !run->together ? checked(run, announce(gather)) : status;
+    if (status != TUTTI_OK || run->together)
+        return status;
+    status = announce(gather);
+    return status == TUTTI_OK ? TUTTI_OK : leave_gather(gather, status);
 }
 
 tutti_status tu_fused_await_others(tu_fused_gather *gather) {
@@ -513,8 +540,10 @@ tutti_status tu_fused_close_gather(tu_fused_gather *gather, tutti_status status)
         tu_tensor_drop(gather->parts[i].gathered);
     }
     tu_fused_forget(run, &gather->met);
-    if (run->state == NULL || status != TUTTI_OK)
-        return checked(run, status);
+    if (run->state == NULL)
+        return status;
+    if (status != TUTTI_OK)
+        return leave_gather(gather, status);
     run->room->gathers += !run->capturing;
     if (gather->left || !in_place)
         return TUTTI_OK;
@@ -747,21 +776,11 @@ tutti_status tu_fused_meet_beside(tu_fused_run *run, void **beside, void **met) 
     return status;
 }
 
-/* Ends the group. What is beside the stream may use tensors of this rank, which can go when the call has returned. */
-static tutti_status leave_scatter(tu_fused_run *run, tutti_status status) {
-    tutti_error_copy error;
-    status = checked(run, status);
-    tu_error_save(&error);
-    tutti_status followed = follow(run->device, run->stream, run->room->beside);
-    (void)followed; /* what made this rank leave counts */
-    return tu_error_restore(&error);
-}
-
 tutti_status tu_fused_close_scatter(tu_fused_run *run, tutti_status status) {
     if (run->state == NULL)
         return status;
     if (status != TUTTI_OK)
-        return leave_scatter(run, status);
+        return leave_beside(run, status);
     run->room->scatters += !run->capturing;
     status = run->capturing ? meet_on(run, run->room->beside) : TUTTI_OK;
     if (status == TUTTI_OK)

@@ -162,14 +162,26 @@ static void drop_uses(tu_gpus *gpus, tu_gpu_piece *piece) {
     piece->uses = NULL;
 }
 
-/* Whether the streams that used it are past it; waits for them where `wait` says so. */
-static bool is_over(tu_gpus *gpus, const tu_gpu_piece *piece, bool wait) {
+/* Marks where the stream is. While it is captured that cannot be told. */
+static void mark_use(tu_gpus *gpus, const tu_gpu *gpu, tu_gpu_use *use) {
+    if (tu_gpu_is_noted(gpus, gpu, use->stream))
+        return;
+    CUresult result = gpus->driver.cuEventCreate(&use->event, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS)
+        result = gpus->driver.cuEventRecord(use->event, use->stream);
+    if (result != CUDA_SUCCESS) /* nothing tells when that stream is past it: wait now */
+        gpus->driver.cuCtxSynchronize();
+}
+
+/* Whether the streams that used it are past it; waits for them where `wait` says so. A stream that was captured when
+ * the piece came back may still be at what it was given before: it is marked when that is over. Memory of a graph that
+ * such a stream used is not given out again: what it does there runs with the graph. */
+static bool is_over(tu_gpus *gpus, const tu_gpu *gpu, const tu_gpu_piece *piece, bool wait) {
     for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next) {
-        if (use->event == NULL) { /* used by a graph while that was noted */
-            if (piece->segment->graph != NULL)
-                return false;
-            continue;
-        }
+        if (use->event == NULL && piece->segment->graph == NULL)
+            mark_use(gpus, gpu, use);
+        if (use->event == NULL)
+            return false;
         CUresult result = wait ? gpus->driver.cuEventSynchronize(use->event) : gpus->driver.cuEventQuery(use->event);
         if (result == CUDA_ERROR_NOT_READY)
             return false;
@@ -181,7 +193,7 @@ static void collect_waiting(tu_gpus *gpus, tu_gpu *gpu, bool wait) {
     tu_gpu_piece *next;
     for (tu_gpu_piece *piece = gpu->waiting; piece != NULL; piece = next) {
         next = piece->next;
-        if (!is_over(gpus, piece, wait))
+        if (!is_over(gpus, gpu, piece, wait))
             continue;
         pull(piece);
         drop_uses(gpus, piece);
@@ -344,23 +356,10 @@ tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes,
     return status;
 }
 
-/* Marks where the stream is. What it does while it is captured runs with its graph: there is nothing to mark. */
-static void mark_use(tu_gpus *gpus, const tu_gpu *gpu, tu_gpu_use *use) {
-    if (tu_gpu_is_noted(gpus, gpu, use->stream))
-        return;
-    CUresult result = gpus->driver.cuEventCreate(&use->event, CU_EVENT_DISABLE_TIMING);
-    if (result == CUDA_SUCCESS)
-        result = gpus->driver.cuEventRecord(use->event, use->stream);
-    if (result != CUDA_SUCCESS) /* nothing tells when that stream is past it: wait now */
-        gpus->driver.cuCtxSynchronize();
-}
-
-/* Marks where the other streams are; false where there is nothing to wait for. Memory of a graph that others used too
- * is not given out again. */
+/* Marks where the other streams are; false where there is nothing to wait for. */
 static bool mark_uses(tu_gpus *gpus, const tu_gpu *gpu, tu_gpu_piece *piece) {
-    if (!tu_gpu_is_noted(gpus, gpu, piece->stream))
-        for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next)
-            mark_use(gpus, gpu, use);
+    for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next)
+        mark_use(gpus, gpu, use);
     return piece->uses != NULL;
 }
 

@@ -401,6 +401,25 @@ TEST_RANKS(a_workspace_that_grows_waits_for_the_call_before) {
     END;
 }
 
+/* Also where somebody has asked for the workspace before there was any symmetric memory. */
+TEST_RANKS(a_group_that_ends_waits_for_its_calls) {
+    BEGIN;
+    const int64_t rows = 512, columns = 1024, depth = 4;
+    tt_tensor *left = there(tt_full(tt_shape(ranks * rows, depth), rank + 1, TUTTI_F32, NULL)),
+              *right = there(tt_full(tt_shape(depth, columns), 1, TUTTI_F32, NULL)),
+              *sums = tt_full(tt_shape(rows, columns), (double)depth * ranks * (ranks + 1) / 2, TUTTI_F32, NULL);
+    for (int round = 0; round < 4; round++) {
+        tutti_group *fresh = NULL;
+        CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &fresh));
+        CHECK(round % 2 == 0 || tt_fused_workspace_bytes(fresh) == 0);
+        tt_tensor *part = tt_fused_matmul_reduce_scatter(left, right, TUTTI_SUM, 0, fresh);
+        CHECK_OK(tutti_group_destroy(fresh));
+        tutti_group_release(fresh);
+        CHECK(tt_equal(back(part), sums));
+    }
+    END;
+}
+
 /* A itself, a second product, other columns: who asks for them and who does not meet as often, also in one kernel. At
  * first all ask for all of it: the vendor's library loads its kernel of the second product then, for which the driver
  * waits until nothing runs. */

@@ -8,6 +8,8 @@
 
 #include "gpu.h"
 
+#include "../failing.h"
+
 static const tt_tensor_list none = { 0, NULL };
 
 /* ---- gather and consume ---- */
@@ -475,6 +477,49 @@ TEST_LIMIT(a_dead_rank_is_an_error_of_pipelines_on_the_device, 120) {
     if (getenv("CUDA_MPS_PIPE_DIRECTORY") != NULL)
         SKIP("under MPS a death may take the server with it");
     CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, one_dies, NULL), TUTTI_ERROR_DEAD);
+}
+
+/* A rank that leaves a call in the middle has a copy of its shard beside the stream, behind what that holds. The shard
+ * goes with the call here, and is unmapped. */
+static void check_shard_that_goes(tutti_world *world, void *argument) {
+    (void)argument;
+    BEGIN;
+    failing calls = failing_calls("libcuda.so.1", "standin");
+    void *stream = tt_stream_new(test_device());
+    CHECK(tt_stream_set(test_device(), stream));
+    tt_tensor *large = there(tt_ones(tt_shape(128, 128), TUTTI_F32, NULL)),
+              *x = there(tt_zeros(tt_shape(2 << 20), TUTTI_F32, NULL));
+    for (int32_t nth = 1, failed = 1; failed; nth++) {
+        tutti_group *fresh;
+        CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &fresh));
+        CHECK_OK(tt_pipelined_all_gather_and_consume(tt_tensors(x), ignore, NULL, none, fresh));
+        tt_scope inner = tt_scope_open();
+        tt_tensor *shard = rank == 0 ? symmetric_there(world, x) : x; /* on one rank alone: it is staged */
+        (void)tt_matmul(large, large);
+        if (rank == 0)
+            calls.fail(nth);
+        tutti_status status = tt_pipelined_all_gather_and_consume(tt_tensors(shard), ignore, NULL, none, fresh);
+        int32_t mine = rank == 0 && calls.left() == 0;
+        CHECK(status == TUTTI_OK || mine || rank != 0);
+        calls.fail(0);
+        CHECK_OK(tt_scope_close(&inner));
+        CHECK_OK(tutti_broadcast(group, &mine, &failed, 1, TUTTI_I32, 0, NULL));
+        CHECK(tt_synchronize(test_device()) || failed);
+        tt_error_clear();
+        CHECK_OK(tutti_group_destroy(fresh));
+        tutti_group_release(fresh);
+    }
+    CHECK(tt_stream_set(test_device(), NULL));
+    tt_stream_release(test_device(), stream);
+    END;
+}
+
+TEST_LIMIT(a_shard_may_go_when_the_call_that_stages_it_has_failed, 120) {
+    device_needed();
+    if (access("/dev/nvidiactl", F_OK) == 0)
+        SKIP("only a stand-in fails when it is told to");
+    test_threads(2, check_shard_that_goes, NULL);
+    test_device_leave();
 }
 
 /* ---- graphs ---- */

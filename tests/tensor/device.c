@@ -607,6 +607,52 @@ TEST(memory_that_is_resized_on_another_stream_is_not_given_out_before_it_was_cop
     test_device_leave();
 }
 
+/* Where a stream is cannot be asked while it is captured: what it had before may still run. */
+static void check_captured_meanwhile(tutti_device device, void (*events_are_ready)(int), bool own) {
+    void *stream = tt_stream_new(device), *other = own ? tt_stream_new(device) : NULL;
+    tt_options options;
+    tt_scope scope = tt_scope_open();
+    CHECK(tt_stream_set(device, own ? stream : NULL));
+    tt_tensor *x = tt_ones(tt_shape(100), TUTTI_F32, on(&options, device));
+    const void *memory = tt_data(x);
+    CHECK(tt_synchronize(device) && tt_stream_set(device, own ? other : stream));
+    CHECK(tt_add_scalar(x, 1) != NULL);
+    events_are_ready(0);
+    CHECK(tt_stream_set(device, stream) && tt_replay_begin(device));
+    CHECK_OK(tt_scope_close(&scope));
+    scope = tt_scope_open();
+    if (!own) {
+        CHECK(tt_stream_set(device, NULL));
+        CHECK(tt_data(tt_empty(tt_shape(100), TUTTI_F32, on(&options, device))) != memory);
+        CHECK(tt_stream_set(device, stream));
+    }
+    tt_replay *replay = tt_replay_end(device);
+    CHECK(replay != NULL && tt_stream_set(device, own ? stream : NULL));
+    CHECK(tt_data(tt_empty(tt_shape(100), TUTTI_F32, on(&options, device))) != memory);
+    events_are_ready(1);
+    CHECK(tt_stream_set(device, own ? other : stream) && tt_synchronize(device));
+    CHECK(tt_stream_set(device, own ? stream : NULL));
+    bool found = false;
+    for (int i = 0; i < 8 && !found; i++)
+        found = tt_data(tt_empty(tt_shape(100), TUTTI_F32, on(&options, device))) == memory;
+    CHECK(found && tt_stream_set(device, NULL));
+    tt_replay_release(replay);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(device, stream);
+    tt_stream_release(device, other);
+}
+
+TEST(memory_that_a_stream_used_before_it_was_captured_is_not_given_out_before) {
+    tutti_device device = there();
+    CHECK(tt_synchronize(device));
+    void (*events_are_ready)(int) = stand_in_events();
+    if (events_are_ready == NULL)
+        SKIP("only the stand-in can hold an event back");
+    check_captured_meanwhile(device, events_are_ready, false); /* another stream than the memory's own */
+    check_captured_meanwhile(device, events_are_ready, true);  /* the memory's own; another one has used it, too */
+    test_device_leave();
+}
+
 /* The driver gives handles out again: memory of a stream that has ended is not the new one's. */
 TEST(memory_of_an_ended_stream_is_not_taken_for_that_of_a_new_one_with_its_handle) {
     tutti_device device = there();

@@ -136,7 +136,8 @@ tutti_status tu_cuda_allocate(void *state, const tu_backend_request *request, tu
     };
     return TUTTI_OK;
 
-unmap:
+unmap: /* behind what clears it, which has begun where only its event, or the wait, failed */
+    cuda->driver.cuStreamSynchronize(request->stream != NULL ? request->stream : device->stream);
     if (block->cleared != NULL)
         cuda->driver.cuEventDestroy(block->cleared);
     cuda->driver.cuMemUnmap(block->address, block->bytes);

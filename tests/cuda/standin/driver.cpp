@@ -3,10 +3,10 @@
  * A stand-in for the CUDA driver, as a library libcuda.so.1: one GPU whose memory is the host's and whose kernels are
  * those of tensors and of the backends, compiled for the CPU. Everything is over when a call returns, but an event may
  * be told not to be: standin_events_are_ready(0); and streams can be held up: standin_cuda_hold(1) until
- * standin_cuda_hold(-1). With STANDIN_STREAMS=apart streams run beside each other and the host, but for graphs. Memory
- * that ranks share is a file in memory, so that ranks may be processes too; a capture keeps what it was given and runs
- * it when its graph is launched. With STANDIN_GPUS=own every rank that asks sees a GPU of its own, as NCCL wants it.
- * With it tests of tensors, NCCL and NVSHMEM run where there is no GPU; what it does not know fails.
+ * standin_cuda_hold(-1). With STANDIN_STREAMS=apart streams run beside each other and the host, graphs of captures too.
+ * Memory that ranks share is a file in memory, so that ranks may be processes too; a capture keeps what it was given
+ * and runs it when its graph is launched. With STANDIN_GPUS=own every rank that asks sees a GPU of its own, as NCCL
+ * wants it. With it tests of tensors, NCCL and NVSHMEM run where there is no GPU; what it does not know fails.
  */
 #include <atomic>
 #include <cstdio>
@@ -426,6 +426,11 @@ static CUresult pointer_attributes(unsigned count, int *attributes, void **value
 /* ---- streams, and what is captured of them ---- */
 
 typedef std::vector<std::function<void()>> notes;
+/* Of what was captured, or of kernels that were added one by one. */
+struct graph_state {
+    notes given;
+    bool of_nodes;
+};
 struct capture {
     notes given;
     bool ended;
@@ -606,7 +611,7 @@ static CUresult end_capture(CUstream stream, CUgraph *graph) {
     ((stream_state *)stream)->into = nullptr;
     captures_for_all -= ((stream_state *)stream)->mode == FOR_ALL;
     captures_for_thread -= ((stream_state *)stream)->mode == FOR_THREAD;
-    *graph = (CUgraph) new notes(into->given);
+    *graph = (CUgraph) new graph_state{ into->given, false };
     into->given.clear();
     into->ended = true; /* for the streams that came to it too */
     return captures_for_all.load() == 0 && broken.exchange(false) ? 901 : CUDA_SUCCESS;
@@ -620,23 +625,29 @@ static CUresult exchange_mode(int *mode) {
 static CUresult instantiate(CUgraphExec *runnable, CUgraph graph, unsigned long long) {
     if (is_forbidden()) /* while another stream is captured */
         return 900;
-    *runnable = (CUgraphExec) new notes(*(notes *)graph);
+    *runnable = (CUgraphExec) new std::shared_ptr<graph_state>(new graph_state(*(graph_state *)graph));
     return CUDA_SUCCESS;
 }
 static thread_local CUresult graph_result; /* of a kernel that a graph was given by itself, and not by a capture */
 static CUresult launch_graph(CUgraphExec runnable, CUstream stream) {
-    wait_for_stream(stream);
+    auto graph = *(std::shared_ptr<graph_state> *)runnable;
+    if (!graph->of_nodes)
+        return give(stream, [=] {
+            for (auto &each : graph->given)
+                each();
+        });
+    wait_for_stream(stream); /* parameters may be others when the call has returned */
     graph_result = CUDA_SUCCESS;
-    for (auto &each : *(notes *)runnable)
+    for (auto &each : graph->given)
         each();
     return graph_result;
 }
 static CUresult end_runnable(CUgraphExec runnable) {
-    delete (notes *)runnable;
+    delete (std::shared_ptr<graph_state> *)runnable; /* a stream may still run it */
     return CUDA_SUCCESS;
 }
 static CUresult end_graph(CUgraph graph) {
-    delete (notes *)graph;
+    delete (graph_state *)graph;
     return CUDA_SUCCESS;
 }
 
@@ -852,14 +863,14 @@ static void set_node(kernel_node *node, const CUDA_KERNEL_NODE_PARAMS *kernel) {
     node->args.assign((const char *)kernel->parameters[0], (const char *)kernel->parameters[0] + bytes);
 }
 static CUresult make_graph(CUgraph *graph, unsigned) {
-    *graph = (CUgraph) new notes;
+    *graph = (CUgraph) new graph_state{ {}, true };
     return CUDA_SUCCESS;
 }
 static CUresult add_node(CUgraphNode *node, CUgraph graph, const CUgraphNode *, size_t,
                          const CUDA_KERNEL_NODE_PARAMS *kernel) {
     auto added = std::make_shared<kernel_node>();
     set_node(added.get(), kernel);
-    ((notes *)graph)->push_back([=] {
+    ((graph_state *)graph)->given.push_back([=] {
         const auto *function = (const emulated::kernel *)(void *)added->kernel.function;
         graph_result = begin_launch(); /* no stream gets it: the graph has the place in one */
         if (graph_result == CUDA_SUCCESS && !keep_mark(function, added->args.data()))
