@@ -585,10 +585,8 @@ HERE void multiply_tile_f8(const room &room, float (&sums)[128], place &at, int 
 
 /* Four matrices of 8 by 8, of the sums of sixteen columns: the lane says where a row of one of them goes. */
 template <int Kind> HERE void put_sixteen(uint32_t address, const float *x) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-                 "r"(narrow<Kind>(x[0], x[1])), "r"(narrow<Kind>(x[2], x[3])), "r"(narrow<Kind>(x[4], x[5])),
-                 "r"(narrow<Kind>(x[6], x[7]))
-                 : "memory");
+    store_matrices(address, narrow<Kind>(x[0], x[1]), narrow<Kind>(x[2], x[3]), narrow<Kind>(x[4], x[5]),
+                   narrow<Kind>(x[6], x[7]));
 }
 
 template <int Kind> HERE void fill_boxes(const room &room, const float (&sums)[128], place &at, int team) {
@@ -633,10 +631,7 @@ HERE float2 row_scales(const tu_together_args &args, tile at, int team) {
 /* The scales of a tile's columns come to the first-level cache while it is made. */
 HERE void fetch_column_scales(const tu_together_args &args, tile at) {
     int column = min(at.column * TU_TILE_COLUMNS + (int)threadIdx.x % 128 * 2, args.columns - 2);
-    float scale;
-    asm volatile("ld.global.ca.f32 %0, [%1];"
-                 : "=f"(scale)
-                 : "l"((const float *)args.column_scales + column * args.column_step));
+    bring_near((const float *)args.column_scales + column * args.column_step);
 }
 
 HERE void apply_pair(float *x, float2 of_rows, float first, float second) {
@@ -799,7 +794,7 @@ HERE room open_room(uint8_t *raw) {
     }
     barrier_open(made.loaded(), 1);
     barrier_open(made.used(), 8);
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    barriers_opened();
     order_copies_shared();
     return made;
 }
@@ -835,7 +830,7 @@ template <int Left, int Right, int ByRows, int Fast> HERE void run(const tu_toge
     uint32_t number = call;
     if (fault == 0) {
         if (team == 0) {
-            asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(form::few));
+            give_registers<form::few>();
             if (warp == 2 && blockIdx.x == 0)
                 enter(args, number);
             if (threadIdx.x == 0)
@@ -846,7 +841,7 @@ template <int Left, int Right, int ByRows, int Fast> HERE void run(const tu_toge
                 if (warp > 1 && args.scatters)
                     add_pieces<Left>(args, number);
         } else {
-            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(form::many));
+            take_registers<form::many>();
             multiply_tiles<Left, Right, ByRows, Fast>(args, room, team, number);
         }
     } else {

@@ -31,6 +31,10 @@ HERE uint32_t shared_address(const void *pointer) {
 HERE void barrier_open(uint64_t *barrier, int count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count));
 }
+/* Of all that were opened: whoever counts on them comes later. */
+HERE void barriers_opened(void) {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 HERE void barrier_expect(uint64_t *barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                  : "memory");
@@ -113,6 +117,19 @@ HERE void fence_system(void) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
+/* Into the first-level cache. */
+HERE void bring_near(const float *address) {
+    float value;
+    asm volatile("ld.global.ca.f32 %0, [%1];" : "=f"(value) : "l"(address));
+}
+/* Of a warp, into shared memory: four matrices of 8 by 8, of 16 bits, whose rows are spread over the lanes. Lane 8i + k
+ * says where row k of matrix i goes. */
+HERE void store_matrices(uint32_t address, uint32_t first, uint32_t second, uint32_t third, uint32_t fourth) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(first),
+                 "r"(second), "r"(third), "r"(fourth)
+                 : "memory");
+}
+
 /* ---- bulk copies ---- */
 
 HERE void load_box(void *to, const tu_tensor_map *map, uint64_t *barrier, int x, int y) {
@@ -164,6 +181,16 @@ HERE void order_copies_global(void) {
 }
 HERE void order_copies_shared(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ---- registers ---- */
+
+/* Of a team: each thread has so many from here on. */
+template <int Count> HERE void give_registers(void) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
+}
+template <int Count> HERE void take_registers(void) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
 /* ---- tensor cores ---- */
