@@ -413,7 +413,7 @@ TEST(wrong_arguments_on_the_device_are_told) {
 }
 
 /* All ranks have agreed, but rank 1's stream does not come: the others' streams leave at the deadline. */
-TEST_GPU(a_stream_that_does_not_come_to_a_pipeline_is_told_at_the_deadline_and_the_device_goes_on) {
+TEST_HELD(a_stream_that_does_not_come_to_a_pipeline_is_told_at_the_deadline_and_the_device_goes_on) {
     BEGIN;
     for (int scatters = 0; scatters < 2; scatters++) {
         tutti_group *few;
@@ -473,7 +473,7 @@ static tutti_status one_dies(tutti_world *world, void *argument) {
 }
 
 TEST_LIMIT(a_dead_rank_is_an_error_of_pipelines_on_the_device, 120) {
-    gpu_needed();
+    device_needed();
     if (getenv("CUDA_MPS_PIPE_DIRECTORY") != NULL)
         SKIP("under MPS a death may take the server with it");
     CHECK_STATUS(tutti_spawn(TUTTI_SPAWN_PROCESSES, 2, one_dies, NULL), TUTTI_ERROR_DEAD);

@@ -46,6 +46,14 @@ static inline void device_needed(void) {
         SKIP("this is the cpu");
 }
 
+/* Where streams can be held up: with the stand-in, if they run beside each other. */
+static inline void streams_needed(void) {
+    const char *streams = getenv("STANDIN_STREAMS");
+    device_needed();
+    if (access("/dev/nvidiactl", F_OK) != 0 && (streams == NULL || strcmp(streams, "apart") != 0))
+        SKIP("here the stand-in runs everything at once");
+}
+
 /* The body runs on every rank, with a stream of its own. */
 #define RANK_ON_DEVICE(sentence)                                      \
     static void on_gpu_##sentence(tutti_world *world);                \
@@ -59,22 +67,23 @@ static inline void device_needed(void) {
         CHECK_OK(tt_scope_close(&outer));                             \
     }
 
-#define TEST_ON_DEVICES(sentence, needed_by_threads)        \
+#define TEST_ON_DEVICES(sentence, needed)                   \
     RANK_ON_DEVICE(sentence)                                \
     TEST_LIMIT(sentence##_as_threads, 60) {                 \
-        needed_by_threads();                                \
+        needed();                                           \
         test_threads(gpu_ranks(), rank_##sentence, NULL);   \
         test_device_leave();                                \
     }                                                       \
     TEST_LIMIT(sentence##_as_processes, 60) {               \
-        gpu_needed();                                       \
+        needed();                                           \
         test_processes(gpu_ranks(), rank_##sentence, NULL); \
     }                                                       \
     static void on_gpu_##sentence(tutti_world *world)
 
-/* As threads and as processes: on a GPU; or, as threads, also with the stand-in for the driver. */
+/* As threads and as processes: on a GPU; or also with the stand-in for the driver. */
 #define TEST_GPU(sentence) TEST_ON_DEVICES(sentence, gpu_needed)
 #define TEST_RANKS(sentence) TEST_ON_DEVICES(sentence, device_needed)
+#define TEST_HELD(sentence) TEST_ON_DEVICES(sentence, streams_needed)
 
 /* From 1 to 7: scales with which products stay exact. */
 static inline tt_tensor *positive(tt_tensor *x) {
@@ -125,13 +134,32 @@ static inline driver graphs(void) {
     return made;
 }
 
-/* Keeps a stream from going on until the host sets the word that is returned. */
+static inline bool is_gpu(void) {
+    return access("/dev/nvidiactl", F_OK) == 0;
+}
+
+static inline void await_word(void *word) {
+    while (*(volatile uint32_t *)word == 0)
+        usleep(100);
+}
+
+/* Keeps a stream from going on until the host sets the word that is returned; see streams_needed. With the stand-in it
+ * calls a function of the host that waits. */
 static inline volatile uint32_t *hold_stream(void *stream) {
+    static uint32_t words[64];
+    static _Atomic int used;
+    (void)graphs(); /* the device's context is current */
+    if (!is_gpu()) {
+        int (*launch)(void *, void (*)(void *), void *) =
+            (int (*)(void *, void (*)(void *), void *))function_of("cuLaunchHostFunc");
+        volatile uint32_t *mine = &words[used++];
+        CHECK_EQ(launch(stream, await_word, (void *)(uintptr_t)mine), 0);
+        return mine;
+    }
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *word;
     int (*allocate)(void **, size_t) = (int (*)(void **, size_t))dlsym(library, "cuMemAllocHost_v2");
     int (*await)(void *, uint64_t, uint32_t, unsigned) =
         (int (*)(void *, uint64_t, uint32_t, unsigned))dlsym(library, "cuStreamWaitValue32_v2");
-    (void)graphs(); /* the device's context is current */
     CHECK(allocate != NULL && await != NULL && allocate(&word, sizeof(uint32_t)) == 0);
     *(volatile uint32_t *)word = 0;
     CHECK_EQ(await(stream, (uint64_t)(uintptr_t)word, 1, 0), 0);
@@ -140,11 +168,17 @@ static inline volatile uint32_t *hold_stream(void *stream) {
 
 /* Whether the GPU has the kernel that computes and communicates at once. */
 static inline bool is_hopper(void) {
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    int (*ask)(int *, int, int) = (int (*)(int *, int, int))dlsym(library, "cuDeviceGetAttribute");
+    int (*ask)(int *, int, int) = (int (*)(int *, int, int))function_of("cuDeviceGetAttribute");
     int major = 0;
-    CHECK(ask != NULL && ask(&major, 75, 0) == 0);
+    (void)graphs(); /* the device's context is current */
+    CHECK(ask(&major, 75, 0) == 0);
     return major == 9;
+}
+
+/* Of many cases all on a GPU, and every seventh with the stand-in, whose tensor cores are slow: that still has each of
+ * the choices that a case is made of. */
+static inline int stride_of_cases(void) {
+    return is_gpu() ? 1 : 7;
 }
 
 static inline tt_tensor *symmetric_there(tutti_world *world, tt_tensor *x) {

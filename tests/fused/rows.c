@@ -17,7 +17,7 @@ static bool close_to(tt_tensor *on_device, tt_tensor *on_cpu, double relative, d
            tt_allclose(back(on_device), on_cpu, relative, absolute);
 }
 
-TEST_GPU(optimal_layout) {
+TEST_RANKS(optimal_layout) {
     BEGIN;
     tt_tensor *x = there(uniform(tt_shape(8, 64, 32, 16), TUTTI_F32, 1));
     for (int dim = 0; dim < 3; dim++) {
@@ -28,7 +28,7 @@ TEST_GPU(optimal_layout) {
     END;
 }
 
-TEST_GPU(fused_all_gather_matmul) {
+TEST_RANKS(fused_all_gather_matmul) {
     BEGIN;
     for (int dim = 0; dim < 3; dim++) {
         tt_tensor *shard = whole(tt_shape(8, 64, 32), TUTTI_F32, rank), *bs[3], *device_bs[3], *left, *device_left;
@@ -99,7 +99,7 @@ static void check_scaled_gather(tutti_group *group, int dim, int mode, tutti_dty
     CHECK(same(made.at[0], here.at[0]));
 }
 
-TEST_GPU(fused_all_gather_scaled_matmul) { /* scales of rows, of the tensor, of rows of all ranks */
+TEST_RANKS(fused_all_gather_scaled_matmul) { /* scales of rows, of the tensor, of rows of all ranks */
     BEGIN;
     static const tutti_dtype dtypes[] = { 0, TUTTI_BF16, TUTTI_F32 };
     for (int dim = 0; dim < 2; dim++)
@@ -109,7 +109,7 @@ TEST_GPU(fused_all_gather_scaled_matmul) { /* scales of rows, of the tensor, of 
     END;
 }
 
-TEST_GPU(fused_matmul_reduce_scatter) {
+TEST_RANKS(fused_matmul_reduce_scatter) {
     BEGIN;
     for (int dim = 0; dim < 3; dim++)
         for (int average = 0; average < 2; average++) {
@@ -123,7 +123,7 @@ TEST_GPU(fused_matmul_reduce_scatter) {
 }
 
 /* The sum of products that were rounded to bf16, in f32 and rounded once; also where a graph replays it. */
-TEST_GPU(fused_matmul_reduce_scatter_bfloat16_custom_reduce) {
+TEST_RANKS(fused_matmul_reduce_scatter_bfloat16_custom_reduce) {
     BEGIN;
     driver graph = graphs();
     tt_dims shape = tt_shape(64, 1024);
@@ -159,7 +159,7 @@ TEST_GPU(fused_matmul_reduce_scatter_bfloat16_custom_reduce) {
     END;
 }
 
-TEST_GPU(fused_scaled_matmul_reduce_scatter) {
+TEST_RANKS(fused_scaled_matmul_reduce_scatter) {
     BEGIN;
     for (int dim = 0; dim < 2; dim++)
         for (int by_rows = 0; by_rows < 2; by_rows++) {

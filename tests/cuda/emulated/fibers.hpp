@@ -68,7 +68,7 @@ struct block {
     fiber *fibers;
     char *stacks;
     place_of_fiber scheduler;
-    unsigned current, arrived, generation;
+    unsigned current, arrived, generation, steps;
     int conjunction, last;
     pthread_t thread;
 };
@@ -79,6 +79,10 @@ void emulated_yield(void) {
     block *mine = here;
     fiber *self = &mine->fibers[mine->current];
     exchange(&self->context, &mine->scheduler);
+}
+
+void emulated_went_on(void) {
+    here->steps++;
 }
 
 int emulated_barrier(int value) {
@@ -112,10 +116,10 @@ static void *run_block(void *argument) {
         prepare(&mine->fibers[i].context, mine->stacks + i * STACK, begin_fiber);
     unsigned left = mine->threads, before = 0, idle = 0;
     while (left > 0) {
-        idle = before == left + mine->generation ? idle + 1 : 0;
+        idle = before == left + mine->generation + mine->steps ? idle + 1 : 0;
         if (idle > 0) /* it waits for another block, which shall have the processor */
             idle < 200 ? (void)sched_yield() : (void)usleep(50);
-        before = left + mine->generation;
+        before = left + mine->generation + mine->steps;
         for (unsigned i = 0; i < mine->threads; i++) {
             if (mine->fibers[i].over)
                 continue;

@@ -28,6 +28,7 @@ extern thread_local emulated_index threadIdx, blockIdx, blockDim, gridDim;
 
 void emulated_yield(void);       /* another fiber of the block goes on */
 int emulated_barrier(int value); /* all fibers of the block; the conjunction of their values */
+void emulated_went_on(void);     /* the block waits for no other one: its fibers get on by themselves */
 
 static inline void __syncthreads(void) {
     (void)emulated_barrier(1);

@@ -29,6 +29,7 @@
 #include "driver.h"
 #include "emulate.hpp"
 #include "streams.hpp"
+#include "tensor_map.hpp"
 
 /* ---- kernels ---- */
 
@@ -139,13 +140,14 @@ static CUresult count(int *devices) {
     *devices = 1;
     return CUDA_SUCCESS;
 }
+static const int processors = 4; /* as many ranks can share the GPU */
 static CUresult attribute(int *value, int which, CUdevice) {
     switch (which) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
         *value = 9;
         break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-        *value = 4; /* as many ranks can share it */
+        *value = processors;
         break;
     default: /* memory by handles, as descriptors; no multicast, no fabric */
         *value = which == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
@@ -805,7 +807,22 @@ static CUresult occupancy(int *blocks, CUfunction, int, size_t) {
     *blocks = 1;
     return CUDA_SUCCESS;
 }
-static void run_kernel(const emulated::kernel *kernel, unsigned blocks, unsigned threads, const void *args) {
+/* Thread blocks that have a processor for themselves, by what they take of its memory, and stay until all of them are
+ * there: those of all ranks that are threads. On a GPU too many of them would wait for each other. */
+static const unsigned half_of_processor = 114 << 10;
+static std::atomic<int> blocks_that_stay;
+static void run_staying(const emulated::kernel *kernel, unsigned blocks, unsigned threads, const void *args) {
+    if (blocks_that_stay.fetch_add((int)blocks) + (int)blocks > processors) {
+        fprintf(stderr, "the stand-in for the driver: more thread blocks than processors, of which each wants one\n");
+        abort();
+    }
+    emulated::run_fibers(kernel->run, blocks, threads, args);
+    blocks_that_stay -= (int)blocks;
+}
+static void run_kernel(const emulated::kernel *kernel, unsigned blocks, unsigned threads, const void *args,
+                       unsigned shared_bytes = 0) {
+    if (kernel->fibers && shared_bytes > half_of_processor)
+        return run_staying(kernel, blocks, threads, args);
     if (kernel->fibers)
         return emulated::run_fibers(kernel->run, blocks, threads, args);
     for (unsigned block = 0; block < blocks; block++) {
@@ -836,7 +853,7 @@ static CUresult begin_launch() {
     return CUDA_SUCCESS;
 }
 static CUresult launch(CUfunction function, unsigned grid_x, unsigned, unsigned, unsigned block_x, unsigned, unsigned,
-                       unsigned, CUstream stream, void **parameters, void **) {
+                       unsigned shared_bytes, CUstream stream, void **parameters, void **) {
     const auto *kernel = (const emulated::kernel *)(void *)function;
     CUresult result = begin_launch();
     if (result != CUDA_SUCCESS)
@@ -845,12 +862,12 @@ static CUresult launch(CUfunction function, unsigned grid_x, unsigned, unsigned,
     if (!captured && keep_mark(kernel, parameters[0]))
         return CUDA_SUCCESS;
     if (!captured && !standin::streams_are_apart()) {
-        run_kernel(kernel, grid_x, block_x, parameters[0]);
+        run_kernel(kernel, grid_x, block_x, parameters[0], shared_bytes);
         return CUDA_SUCCESS;
     }
     auto args = std::shared_ptr<void>(aligned_alloc(64, (kernel->bytes + 63) / 64 * 64), free);
     memcpy(args.get(), parameters[0], kernel->bytes);
-    return give(stream, [=] { run_kernel(kernel, grid_x, block_x, args.get()); });
+    return give(stream, [=] { run_kernel(kernel, grid_x, block_x, args.get(), shared_bytes); });
 }
 /* A node of a graph: a launch, whose parameters are copied when they are set. */
 struct kernel_node {
@@ -889,6 +906,19 @@ static CUresult set_node_of(CUgraphExec, CUgraphNode node, const CUDA_KERNEL_NOD
 static CUresult set_attribute(CUfunction, int, int) {
     return CUDA_SUCCESS;
 }
+/* Of matrices whose rows go to shared memory 128 bytes at a time, as the kernels here have it. */
+static CUresult encode_map(void *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
+                           const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
+                           int swizzle, int, int) {
+    uint32_t element = type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
+    if (rank != 2 || (uintptr_t)map % 64 != 0 || (uintptr_t)address % 16 != 0 || strides[0] % 16 != 0 ||
+        box[0] * element != 128 || box[1] == 0 || box[1] > 256 || steps[0] != 1 || steps[1] != 1 || interleave != 0 ||
+        swizzle != CU_TENSOR_MAP_SWIZZLE_128B)
+        return 1; /* invalid value */
+    *(standin::tensor_map *)map = { (uint8_t *)address,  (int64_t)sizes[0], (int64_t)sizes[1],
+                                    (int64_t)strides[0], element,           box[1] };
+    return CUDA_SUCCESS;
+}
 /* With attributes: those that change no result here, since kernels run one after the other. */
 static CUresult launch_with(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
     for (unsigned i = 0; i < config->attribute_count; i++) {
@@ -896,6 +926,10 @@ static CUresult launch_with(const CUlaunchConfig *config, CUfunction function, v
         case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION:
         case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP:
         case CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN:
+            break;
+        case CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION:
+            if (config->attributes[i].value.cluster[0] != 1)
+                return 1; /* there are none */
             break;
         default:
             return 1; /* invalid value */
@@ -951,6 +985,7 @@ static const struct {
     { "cuLaunchKernel", (void *)counted<launch>::call },
     { "cuFuncSetAttribute", (void *)counted<set_attribute>::call },
     { "cuLaunchKernelEx", (void *)counted<launch_with>::call },
+    { "cuTensorMapEncodeTiled", (void *)counted<encode_map>::call },
     { "cuDeviceGetUuid", (void *)counted<uuid>::call },
     { "cuDeviceGetPCIBusId", (void *)counted<bus>::call },
     { "cuCtxSetCurrent", (void *)counted<set_context>::call },
