@@ -379,6 +379,32 @@ TEST_WORLD(every_pattern_has_its_values_on_each_of_four_ranks, 4) {
     all_patterns(world);
 }
 
+static int built_files;
+static int count_file(const char *path, const struct stat *about, int type, struct FTW *at) {
+    (void)path, (void)at;
+    built_files += type == FTW_F && about->st_size > 0;
+    return 0;
+}
+
+/* What the emitter writes for the device has the values, too. On a GPU something is built for every pattern; what is
+ * left of the sharded one on the CPU are products and copies. */
+TEST_LIMIT(every_pattern_has_its_values_in_what_is_built, 600) {
+    if (built_folder[0] == 0)
+        SKIP("TEST_BUILT=1 has it built");
+    const char *folder = own_folder();
+    has_company = true; /* a compiler keeps what it has made */
+    for (size_t i = 0; i < sizeof patterns / sizeof *patterns; i++) {
+        int before = built_files;
+        patterns[i]();
+        built_files = 0;
+        nftw(folder, count_file, 16, FTW_PHYS);
+        if (built_files <= before && test_device() != TUTTI_CPU)
+            FAIL("nothing was built for pattern %zu", i);
+    }
+    CHECK(built_files >= (int)(sizeof patterns / sizeof *patterns));
+    remove_folder(folder);
+}
+
 /* ---- their graphs as texts ---- */
 
 /* Graphs of a device are the same, with its name at every value. */
