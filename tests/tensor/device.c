@@ -285,7 +285,15 @@ static int no_forward(tt_module *module, tt_tensor_list in, tt_tensor **out) {
     return 0;
 }
 
-/* Three parameters after four steps of an optimizer; how often memory was asked for in the last. */
+/* Kernels that the stand-in for the driver was given so far; -1: it is the real one, which does not count. */
+static int launches(void) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    int (*count)(void) = driver == NULL ? NULL : (int (*)(void))(uintptr_t)dlsym(driver, "standin_launches");
+    return count == NULL ? -1 : count();
+}
+
+/* Three parameters after four steps of an optimizer; how often memory was asked for in the last. Each step is one
+ * launch. */
 static uint64_t optimize(tutti_device device, tutti_dtype dtype, bool adamw, tt_tensor *after[3]) {
     static const tt_module_type type = { sizeof type, "Three", no_forward, NULL };
     static const char *const names[] = { "a", "b", "c" };
@@ -306,7 +314,10 @@ static uint64_t optimize(tutti_device device, tutti_dtype dtype, bool adamw, tt_
             tt_set_grad(after[i], tt_to_device(tt_to(tt_randn(tt_shape(sizes[i]), TUTTI_F32, NULL), dtype), device));
         if (device != TUTTI_CPU)
             CHECK_OK(tt_device_memory_get(device, &before));
+        int launched = launches();
         CHECK(tt_optimizer_step(optimizer));
+        if (device != TUTTI_CPU && launched >= 0)
+            CHECK_EQ(launches() - launched, 1);
         if (device != TUTTI_CPU)
             CHECK_OK(tt_device_memory_get(device, &behind));
     }
@@ -528,12 +539,29 @@ TEST(storages_grow_and_shrink_there) {
 
 /* ---- streams ---- */
 
+static void *use_own_stream(void *of_other) {
+    tutti_device device = test_device();
+    void *stream = tt_stream_new(device);
+    CHECK(tt_stream(device) == NULL); /* whatever the other thread has set */
+    CHECK(stream != of_other && tt_stream_set(device, stream) && tt_stream(device) == stream);
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_to_device(tt_ones(tt_shape(8), TUTTI_F32, NULL), device);
+    CHECK(tt_item(tt_sum(x)) == 8);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(device, stream);
+    return NULL;
+}
+
 TEST(each_thread_has_its_current_stream) {
     tutti_device device = there();
     tt_scope scope = tt_scope_open();
     CHECK(tt_stream(device) == NULL);
     void *stream = tt_stream_new(device);
     CHECK(stream != NULL && tt_stream_set(device, stream) && tt_stream(device) == stream);
+    pthread_t other;
+    CHECK_EQ(pthread_create(&other, NULL, use_own_stream, stream), 0);
+    CHECK_EQ(pthread_join(other, NULL), 0);
+    CHECK(tt_stream(device) == stream);
     tt_tensor *x = tt_to_device(tt_ones(tt_shape(8), TUTTI_F32, NULL), device), *y = tt_mul_scalar(x, 2);
     tt_event *event = tt_event_record(device);
     CHECK(tt_stream_set(device, NULL) && tt_event_join(event)); /* the default stream goes on after it */
@@ -749,9 +777,21 @@ TEST(files_take_tensors_from_there) {
     close(file);
     tt_scope scope = tt_scope_open();
     tt_tensor *x = tt_to_device(tt_arange(0, 12, 1, TUTTI_F32, NULL), device);
-    tt_tensor *strided = tt_slice(x, 0, 1, 12, 2);
+    tt_tensor *strided = tt_slice(x, 0, 1, 12, 2), *narrow = tt_to(tt_view(x, tt_shape(3, 4)), TUTTI_BF16);
     CHECK(tt_save_npy(strided, path));
     CHECK(tt_equal(tt_load_npy(path), strided));
+    static const char *const names[] = { "strided", "turned" };
+    for (int form = 0; form < 2; form++) {
+        tt_tensor_list saved = tt_tensors(strided, tt_transpose(form == 0 ? tt_to(narrow, TUTTI_F16) : narrow, 0, 1));
+        CHECK(form == 0 ? tt_save_npz(saved, names, path) : tt_save_safetensors(saved, names, path));
+        tt_named_list found = form == 0 ? tt_load_npz(path) : tt_load_safetensors(path);
+        CHECK_EQ(found.count, 2);
+        for (size_t i = 0; i < 2; i++) {
+            int which = strcmp(found.names[i], names[1]) == 0;
+            CHECK_TEXT(found.names[i], names[which]);
+            CHECK(tt_device_of(found.at[i]) == TUTTI_CPU && tt_equal(found.at[i], saved.at[which]));
+        }
+    }
     unlink(path);
     CHECK_OK(tt_scope_close(&scope));
     test_device_leave();
