@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrix products on a GPU, TEST_DEVICE=cuda: how exact those of f32 are, by default and in tf32, and products of i8,
- * which are exact whoever multiplies. Where the vendor's library is not there, Tutti's own kernel is, which rounds
- * nothing.
+ * Matrix products on a GPU, TEST_DEVICE=cuda: how exact those of f32 are, by default and in tf32, products of i8, which
+ * are exact whoever multiplies, and scaled ones of f8. Where the vendor's library is not there, Tutti's own kernel is,
+ * which rounds nothing.
  */
 #include <dlfcn.h>
 #include <math.h>
@@ -156,6 +156,46 @@ TEST(sums_of_i8_beyond_an_i32_wrap_as_on_the_cpu) {
     tt_tensor *there = tt_to_device(a, device), *product = tt_int_matmul(there, tt_transpose(there, 0, 1));
     CHECK(tt_equal(tt_int_matmul(a, b), tt_to_device(product, TUTTI_CPU)));
     CHECK(tt_item_int(tt_select(tt_select(product, 0, 3), 0, 5)) < 0);
+    CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+/* Whole numbers from -3 to 3 and scales of eighths: exact, whoever adds. Of f8 of both kinds, with one scale or one for
+ * each row and column, sizes that the library has and others, with a bias and a scale of the result. */
+static tt_tensor *whole_of(tt_dims shape, tutti_dtype dtype) {
+    return tt_to(tt_randint(-3, 4, shape, TUTTI_I32, NULL), dtype);
+}
+static tt_tensor *eighths_of(tt_dims shape) {
+    return tt_mul_scalar(tt_to(tt_randint(1, 8, shape, TUTTI_I32, NULL), TUTTI_F32), 0.125);
+}
+
+TEST(scaled_products_of_f8_are_those_of_the_cpu) {
+    tutti_device device = begin();
+    static const tutti_dtype narrow[] = { TUTTI_F8_E4M3, TUTTI_F8_E5M2 },
+                             results[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F16 };
+    static const int64_t sizes[][3] = { { 64, 128, 48 }, { 33, 20, 17 }, { 128, 96, 64 } };
+    tt_scope scope = tt_scope_open();
+    CHECK(tt_default_device_set(TUTTI_CPU));
+    tt_seed(21, 0);
+    for (int i = 0; i < 48; i++) {
+        const int64_t *size = sizes[i % 3];
+        bool by_rows = i / 4 % 2 != 0, added = i / 8 % 2 != 0, fast = i / 16 % 2 != 0;
+        tt_tensor *x = whole_of(tt_shape(size[0], size[1]), narrow[i % 2]),
+                  *turned = whole_of(tt_shape(size[2], size[1]), narrow[i / 2 % 2]),
+                  *rows = eighths_of(by_rows ? tt_shape(size[0], 1) : tt_shape(1)),
+                  *columns = eighths_of(by_rows ? tt_shape(1, size[2]) : tt_shape(1)),
+                  *bias = added ? whole_of(tt_shape(size[2]), TUTTI_F32) : NULL,
+                  *of_result = added ? eighths_of(tt_shape(1)) : NULL;
+        tutti_dtype result = results[i / 3 % 3];
+        tt_tensor *expected =
+            tt_scaled_matmul(x, tt_transpose(turned, 0, 1), rows, columns, bias, of_result, result, fast);
+        tt_tensor *found = tt_scaled_matmul(tt_to_device(x, device), tt_transpose(tt_to_device(turned, device), 0, 1),
+                                            tt_to_device(rows, device), tt_to_device(columns, device),
+                                            added ? tt_to_device(bias, device) : NULL,
+                                            added ? tt_to_device(of_result, device) : NULL, result, fast);
+        if (expected == NULL || found == NULL || !tt_equal(expected, tt_to_device(found, TUTTI_CPU)))
+            FAIL("the scaled product %d differs: %s", i, tutti_error_message());
+    }
     CHECK_OK(tt_scope_close(&scope));
     test_device_leave();
 }
