@@ -179,9 +179,12 @@ tutti_status tu_gpu_graph_run(void *state, int index, void *stream, void *which)
     tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
     if (status != TUTTI_OK)
         return status;
+    bool noted = tu_gpu_is_noted(gpus, gpu, stream); /* part of another graph, with which it runs: nothing to mark */
     CUresult result = gpus->driver.cuGraphLaunch(graph->runnable, stream);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && !noted)
         result = gpus->driver.cuEventRecord(graph->ran, stream);
+    if (result != CUDA_SUCCESS && !noted) /* nothing tells when it has run, or what it was given: now that is over */
+        gpus->driver.cuStreamSynchronize(stream);
     tu_gpu_leave(gpus, pushed);
     return result == CUDA_SUCCESS ? TUTTI_OK : tu_gpu_error(gpus, result, "running a graph");
 }

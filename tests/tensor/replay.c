@@ -277,6 +277,69 @@ TEST(a_replay_with_numbers_of_the_host_is_no_part_of_another) {
     tt_stream_release(test_device(), stream);
 }
 
+/* ---- the last run, and memory that goes behind it ---- */
+
+/* So many that a run has not ended when the call returns, where streams are apart. */
+static tt_replay *long_replay(void) {
+    tt_tensor *x = tt_ones(tt_shape(1 << 19), TUTTI_F32, NULL);
+    CHECK(tt_synchronize(test_device()) && tt_replay_begin(test_device()));
+    for (int i = 0; i < 16; i++)
+        x = tt_add_scalar(x, 1);
+    tt_replay *replay = tt_replay_end(test_device());
+    CHECK(replay != NULL);
+    return replay;
+}
+
+static void expect_idle(void) {
+    tt_event *event = tt_event_record(test_device());
+    CHECK(tt_event_done(event));
+    tt_event_release(event);
+}
+
+/* Nothing tells then when it has ended, and its memory may go as soon as the call has returned. */
+TEST(a_run_that_the_driver_fails_to_mark_is_over_when_the_call_returns) {
+    tt_scope scope = tt_scope_open();
+    void *stream = own_stream(), *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    void (*fail)(int) = (void (*)(int))(uintptr_t)dlsym(library, "standin_fail_call");
+    int (*left)(void) = (int (*)(void))(uintptr_t)dlsym(library, "standin_calls_left");
+    if (fail == NULL || left == NULL)
+        SKIP("only a stand-in fails when it is told to");
+    tt_replay *replay = long_replay();
+    int failures = 0;
+    for (int nth = 1, delivered = 1; delivered; nth++) {
+        fail(nth);
+        bool ran = tt_replay_run(replay);
+        delivered = left() == 0;
+        fail(0);
+        tt_error_clear();
+        failures += !ran;
+        if (!ran)
+            expect_idle();
+        CHECK(tt_synchronize(test_device()));
+    }
+    CHECK(failures > 1);
+    tt_replay_release(replay);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), stream);
+}
+
+TEST(a_replay_that_became_part_of_another_is_released_behind_its_own_last_run) {
+    tt_scope scope = tt_scope_open();
+    void *stream = own_stream(), *other = tt_stream_new(test_device());
+    tt_replay *replay = long_replay();
+    CHECK(tt_replay_run(replay));
+    CHECK(tt_stream_set(test_device(), other) && tt_replay_begin(test_device()));
+    CHECK(tt_replay_run(replay));
+    tt_replay *whole = tt_replay_end(test_device());
+    CHECK(whole != NULL && tt_stream_set(test_device(), stream));
+    tt_replay_release(whole);
+    tt_replay_release(replay);
+    expect_idle();
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(test_device(), other);
+    tt_stream_release(test_device(), stream);
+}
+
 /* The driver's own functions: another library captures with them. */
 typedef struct driver {
     int (*begin)(void *stream, int mode);
