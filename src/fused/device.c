@@ -785,7 +785,7 @@ tutti_status tu_fused_close_scatter(tu_fused_run *run, tutti_status status) {
     status = run->capturing ? meet_on(run, run->room->beside) : TUTTI_OK;
     if (status == TUTTI_OK)
         status = follow(run->device, run->stream, run->room->beside);
-    return checked(run, status);
+    return status == TUTTI_OK ? TUTTI_OK : leave_beside(run, status);
 }
 
 tutti_status tu_fused_open_half(tu_fused_run *run, const tu_fused_signature *signature, size_t bytes, char **half) {

@@ -93,3 +93,48 @@ TEST_LIMIT(any_call_of_the_driver_may_fail_on_one_rank_in_fused_products, 240) {
     CHECK(failing_some(&calls, 1, work, trimmed, choice) > 5);
     test_device_leave();
 }
+
+/* What adds the parts beside the stream writes the result, whose memory is given out again when the call has failed. */
+static void check_memory_of_a_result(tutti_world *world, void *argument) {
+    (void)argument;
+    BEGIN;
+    const int64_t rows = 256, columns = 512, depth = 4;
+    failing calls = failing_calls("libcuda.so.1", "standin");
+    void *stream = tt_stream_new(test_device());
+    CHECK(tt_stream_set(test_device(), stream));
+    tt_tensor *left = there(tt_ones(tt_shape(ranks * rows, depth), TUTTI_F32, NULL)),
+              *right = there(tt_ones(tt_shape(depth, columns), TUTTI_F32, NULL)),
+              *sevens = tt_full(tt_shape(rows, columns), 7, TUTTI_F32, NULL),
+              *on_the_host = tt_zeros(tt_shape(4), TUTTI_F32, NULL);
+    for (int32_t nth = 1, failed = 1; failed; nth++) {
+        tutti_group *fresh;
+        CHECK_OK(tutti_group_new(world, NULL, 0, NULL, &fresh));
+        CHECK_OK(tutti_group_set_timeout(fresh, MINUTE));
+        CHECK(tt_fused_matmul_reduce_scatter(left, right, TUTTI_SUM, 0, fresh) != NULL);
+        CHECK(tt_synchronize(test_device()));
+        tt_scope inner = tt_scope_open();
+        if (rank == 0)
+            calls.fail(nth);
+        (void)tt_fused_matmul_reduce_scatter(left, right, TUTTI_SUM, 0, fresh);
+        int32_t mine = rank == 0 && calls.left() == 0;
+        calls.fail(0);
+        tt_wait(tt_all_reduce(on_the_host, TUTTI_SUM, fresh)); /* tells what is pending here, also before the call */
+        (void)tt_scope_close(&inner);
+        tt_tensor *next = there(sevens);
+        CHECK_OK(tutti_broadcast(group, &mine, &failed, 1, TUTTI_I32, 0, NULL));
+        CHECK_OK(tutti_group_destroy(fresh));
+        tutti_group_release(fresh);
+        CHECK(tt_equal(back(next), sevens));
+    }
+    CHECK(tt_stream_set(test_device(), NULL));
+    tt_stream_release(test_device(), stream);
+    END;
+}
+
+TEST_LIMIT(a_result_is_not_written_any_more_when_its_call_has_failed, 120) {
+    device_needed();
+    if (access("/dev/nvidiactl", F_OK) == 0)
+        SKIP("only a stand-in fails when it is told to");
+    test_threads(2, check_memory_of_a_result, NULL);
+    test_device_leave();
+}
