@@ -58,7 +58,12 @@ static CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned gri
     seen.threads = block_x;
     seen.stream = stream;
     tu_cuda_kernel kernel = (tu_cuda_kernel)((uintptr_t)function - 1);
-    if (kernel != TU_CUDA_FOLLOW && kernel != TU_CUDA_SIGNAL && kernel < TU_CUDA_MULTIMEM_BARRIER_SWITCH) {
+    if (kernel == TU_CUDA_COPY) {
+        const tu_cuda_copy_args *args = parameters[0];
+        /* copy_bytes: where all is whole vectors one thread takes 16 bytes at once; else every byte is another's */
+        CHECK(((args->to | args->from | args->bytes) & 15) == 0);
+        memcpy((void *)(uintptr_t)args->to, (const void *)(uintptr_t)args->from, args->bytes);
+    } else if (kernel != TU_CUDA_FOLLOW && kernel != TU_CUDA_SIGNAL && kernel < TU_CUDA_MULTIMEM_BARRIER_SWITCH) {
         seen.words = ((const tu_cuda_meeting *)parameters[0])->group;
         seen.together = ((const tu_cuda_meeting *)parameters[0])->together;
     }
@@ -137,6 +142,10 @@ static CUresult record(CUevent event, CUstream stream) {
     return CUDA_SUCCESS;
 }
 
+static CUresult synchronize(CUstream stream) {
+    return CUDA_SUCCESS;
+}
+
 /* A rank's side of a group on a device that is not there. */
 typedef struct stand_in {
     tu_cuda cuda;
@@ -161,6 +170,7 @@ static void begin(stand_in *here, tutti_world *world, int size) {
     driver->cuCtxPushCurrent = push;
     driver->cuCtxPopCurrent = pop;
     driver->cuEventRecord = record;
+    driver->cuStreamSynchronize = synchronize;
     driver->cuMemcpyAsync = copy;
     driver->cuGetErrorName = name_error;
     driver->cuGetErrorString = name_error;
@@ -654,4 +664,23 @@ TEST_WORLD_THREADS(another_thread_launches_nothing_until_the_partners_have_launc
     CHECK_EQ(atomic_load(&barriers_launched), 2);
     CHECK_EQ(pair->counts[barriers], 2);
     free(pair);
+}
+
+/* Kernels count on meanwhile: bytes that several threads take one after the other may be of two numbers. */
+TEST_WORLD_THREADS(the_host_learns_how_many_kernels_have_ended_by_one_load, 1) {
+    stand_in here;
+    _Alignas(16) tu_cuda_words there = { .ended = 3 }, answer = { .ended = 0 };
+    begin(&here, world, 2);
+    tu_cuda_device *device = here.on.device;
+    pthread_mutex_init(&here.cuda.lock, NULL);
+    pthread_mutex_init(&device->answer_lock, NULL);
+    device->answer = &answer;
+    device->answer_here = (uintptr_t)&answer;
+    here.on.words = (uintptr_t)&there;
+    here.on.launched = 3;
+    here.cuda.groups = &here.on;
+    tu_cuda_await_kernels(&here.cuda, device);
+    CHECK(seen.launches == 1 && here.on.settled == 3);
+    pthread_mutex_destroy(&device->answer_lock);
+    pthread_mutex_destroy(&here.cuda.lock);
 }

@@ -57,7 +57,7 @@ typedef struct tu_cuda_device {
     tu_cuda_report *reports;  /* tu_cuda_report[TU_CUDA_GROUPS], pinned */
     CUdeviceptr reports_here; /* the same for kernels */
     bool *words_taken;        /* which are in use; under tu_cuda.lock */
-    uint64_t *answer;         /* of a test, pinned; under answer_lock */
+    tu_cuda_words *answer;    /* of a test, or of a group's words, pinned; under answer_lock */
     CUdeviceptr answer_here;
     pthread_mutex_t answer_lock;
 

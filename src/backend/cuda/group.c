@@ -35,13 +35,14 @@ static CUresult clear_words(tu_cuda_group *made) {
 }
 
 /* How many thread blocks of eager kernels have ended, by a kernel on the backend's own stream: a copy could stand
- * behind another rank's in the queue of a copy engine. The context is entered. */
+ * behind another rank's in the queue of a copy engine. The number grows meanwhile, so that one thread takes it, at
+ * once: with all the words, 16 bytes. The context is entered. */
 static bool read_ended(tu_cuda *cuda, tu_cuda_device *device, CUdeviceptr words, uint64_t *ended) {
-    tu_cuda_copy_args args = { device->answer_here, words + offsetof(tu_cuda_words, ended), sizeof *ended };
+    tu_cuda_copy_args args = { device->answer_here, words, sizeof(tu_cuda_words) };
     pthread_mutex_lock(&device->answer_lock);
     bool good = tu_cuda_launch(cuda, device, TU_CUDA_COPY, 1, 32, &args, device->stream, TU_CUDA_APART) == TUTTI_OK &&
                 cuda->driver.cuStreamSynchronize(device->stream) == CUDA_SUCCESS;
-    *ended = __atomic_load_n(device->answer, __ATOMIC_ACQUIRE);
+    *ended = __atomic_load_n(&device->answer->ended, __ATOMIC_ACQUIRE);
     pthread_mutex_unlock(&device->answer_lock);
     return good;
 }
