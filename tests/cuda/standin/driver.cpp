@@ -717,7 +717,8 @@ struct written {
     void *library;
     std::map<std::string, emulated::kernel> kernels;
 };
-static std::map<CUmodule, std::unique_ptr<written>> modules; /* under the lock */
+/* Under the lock. Nobody destroys them when the process ends: a stream may still run a kernel of theirs. */
+static auto &modules = *new std::map<CUmodule, std::unique_ptr<written>>;
 
 static size_t bytes_of_library(const void *image) {
     const auto *head = (const Elf64_Ehdr *)image;
