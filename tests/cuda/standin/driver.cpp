@@ -513,9 +513,16 @@ static bool is_held() {
     return holders > 0;
 }
 
+/* A word as a whole: kernels may be looking at it. */
+static void move(CUdeviceptr to, CUdeviceptr from, size_t bytes) {
+    if (bytes == sizeof(uint32_t) && ((to | from) & 3) == 0)
+        __atomic_store_n((uint32_t *)(uintptr_t)to, *(const uint32_t *)(uintptr_t)from, __ATOMIC_RELAXED);
+    else
+        memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes);
+}
 /* A copy from or to memory of the host that is not pinned is over when the call returns, as the driver has it. */
 static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
-    CUresult result = give(stream, [=] { memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, bytes); });
+    CUresult result = give(stream, [=] { move(to, from, bytes); });
     if (result == CUDA_SUCCESS && standin::streams_are_apart() && capture_of(stream) == nullptr &&
         (type_of(to) == 0 || type_of(from) == 0))
         wait_for_stream(stream);
