@@ -271,6 +271,14 @@ def works(rank, size, gloo):
     doubled = [future.then(lambda done: done.value()[0] * 2) for future in futures]
     for future in doubled:
         same(future.wait(), torch.full((8,), float(size * (size - 1))))
+
+    def again(done):  # what is called when a future completes may wait for others, as PyTorch's PowerSGD does
+        def once_more(done):
+            return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0] + 1
+        return dist.all_reduce(done.value()[0], async_op=True).get_future().then(once_more).wait()
+    nested = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(again)
+    assert within(nested.done), "a future that is waited for where another one completes does not"
+    same(nested.wait(), torch.full((2,), size ** 3 + 1.0))
     values = []  # the values of futures are lists of tensors, as gloo's are
     for group in (None, gloo):
         calls = (lambda: dist.all_gather([torch.zeros(1) for _ in range(size)], torch.ones(1) * rank, group=group, async_op=True),
@@ -413,6 +421,15 @@ def data_parallel(rank, size, gloo):
         model = nn.parallel.DistributedDataParallel(Network(), process_group=group, bucket_cap_mb=0.001)
         results.append((train(model, rank), [parameter.detach() for parameter in model.parameters()]))
     same(*results)
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    for hook in (default_hooks.fp16_compress_hook, powerSGD_hook.powerSGD_hook):  # collectives that start where others complete
+        results = []
+        for group in (None, gloo):
+            model = nn.parallel.DistributedDataParallel(Network(), process_group=group)
+            slim = hook is powerSGD_hook.powerSGD_hook
+            model.register_comm_hook(powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2, min_compression_rate=1) if slim else group, hook)
+            results.append(train(model, rank, 5))
+        same(*results)
 
 
 def fully_sharded(rank, size, gloo):

@@ -132,15 +132,25 @@ class Work(dist.Work):
             if self._over:
                 raw.set_result(None)
             else:
-                _later(self, functools.partial(_complete, self, raw))
+                _later(self, functools.partial(_complete, self, raw), aside=getattr(_this_thread, "completes", False))
         return self._future
 
 
-def _later(work: Any, function: Any) -> None:
-    """Runs what waits for a work on the thread of its group, whose works end in that order. Messages end in any order, and those of a group that was destroyed
-    have no such thread."""
-    if work._alone or work._group._handle is None:
-        threading.Thread(target=function, name="tutti message", daemon=True).start()
+_this_thread = threading.local()  # completes: it completes futures, and so runs what was given to their then()
+
+
+def _start(name: str, function: Any) -> None:
+    def run() -> None:
+        _this_thread.completes = True
+        function()
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def _later(work: Any, function: Any, aside: bool = False) -> None:
+    """Runs what waits for a work on the thread of its group, whose works end in that order. Messages end in any order, those of a group that was destroyed have no
+    such thread, and what was given to a future's then() may wait for the future that it asks for (PyTorch's PowerSGD does) while it holds that thread: aside."""
+    if aside or work._alone or work._group._handle is None:
+        _start("tutti message", function)
     else:
         work._group._completer().put(function)
 
@@ -178,4 +188,4 @@ def completer(works: Any) -> None:
                 traceback.print_exc()
             del function
 
-    threading.Thread(target=complete, name="tutti futures", daemon=True).start()
+    _start("tutti futures", complete)
