@@ -483,6 +483,10 @@ def compiled(rank, size, gloo):
             found.append([fast(x), function(x, group) + 0])
         same(*found)
         same(*found[0])
+    losses = []
+    for group in (None, gloo):  # whose buckets are made anew in the second step, while a compiled program runs
+        losses.append(train(torch.compile(nn.parallel.DistributedDataParallel(Network(), process_group=group), backend="aot_eager"), rank))
+    same(*losses)
 
 
 def scaled(rank, size, name):

@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, NoReturn, Optional
+import types
+from typing import Any, NoReturn, Optional, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,24 @@ def _outcome(handle: int, status: int) -> Any:
     return True, failure(status) if status else None
 
 
+_Class = TypeVar("_Class", bound=type)
+
+
+def not_compiled(kind: _Class) -> _Class:
+    """A class whose methods torch.compile leaves alone. PyTorch calls them from C++, also while a compiled program runs (DDP where it makes its buckets anew), and would
+    compile them, and all that they call. torch.compiler.disable says the same, and takes a second to load."""
+    dynamo: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    try:
+        skipped = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
+    except AttributeError:  # a PyTorch that has other words for it
+        return kind
+    for function in vars(kind).values():
+        if isinstance(function, types.FunctionType):
+            dynamo.set_code_exec_strategy(function.__code__, skipped)
+    return kind
+
+
+@not_compiled
 class Work(dist.Work):
     """An operation that was started. `finish`, if given, runs once, after it has ended well: it copies results to where they belong."""
 
