@@ -622,6 +622,11 @@ def errors(rank, size, gloo):
         error = raises(dist.DistBackendError, dist.all_reduce, torch.ones(2), group=late)
         assert error.status == "TIMEOUT" and error.ranks == (1,), error
     late = dist.new_group(list(range(size)))
+    late.set_timeout(datetime.timedelta(seconds=1))  # from now on
+    if rank != 1:
+        error = raises(dist.DistBackendError, dist.all_reduce, torch.ones(2), group=late)
+        assert error.status == "TIMEOUT" and error.ranks == (1,), error
+    late = dist.new_group(list(range(size)))
     if rank == 0:
         error = raises(dist.DistBackendError, tutti.torch.monitored_barrier, late, datetime.timedelta(seconds=1), True)
         assert error.status == "TIMEOUT" and error.ranks == tuple(range(1, size)), error
