@@ -483,6 +483,13 @@ def compiled(rank, size, gloo):
             found.append([fast(x), function(x, group) + 0])
         same(*found)
         same(*found[0])
+
+    def started(x, group):
+        work = dist.all_reduce(x, group=group, async_op=True)
+        y = x.shape[0] * torch.ones(2)
+        work.wait()
+        return x + y.sum()
+    same(*[torch.compile(lambda x, group=group: started(x, group), backend="aot_eager")(x.clone()) for group in (None, gloo)])
     losses = []
     for group in (None, gloo):  # whose buckets are made anew in the second step, while a compiled program runs
         losses.append(train(torch.compile(nn.parallel.DistributedDataParallel(Network(), process_group=group), backend="aot_eager"), rank))

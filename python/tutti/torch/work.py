@@ -53,8 +53,8 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def not_compiled(kind: _Class) -> _Class:
-    """A class whose methods torch.compile leaves alone. PyTorch calls them from C++, also while a compiled program runs (DDP where it makes its buckets anew), and would
-    compile them, and all that they call. torch.compiler.disable says the same, and takes a second to load."""
+    """A class whose methods torch.compile leaves alone: those that a program calls, a work's wait, and those that PyTorch calls from C++ while a compiled program runs
+    (DDP where it makes its buckets anew). It would compile them, and all that they call. torch.compiler.disable says the same, and takes a second to load."""
     dynamo: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     try:
         skipped = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
@@ -63,6 +63,7 @@ def not_compiled(kind: _Class) -> _Class:
     for function in vars(kind).values():
         if isinstance(function, types.FunctionType):
             dynamo.set_code_exec_strategy(function.__code__, skipped)
+            setattr(function, "_torchdynamo_disable", True)
     return kind
 
 
