@@ -36,7 +36,7 @@ def integer(value: Any) -> int:
     """An int of C; ctypes alone would cut a larger one."""
     value = operator.index(value)
     if not -2**31 <= value < 2**31:
-        raise OverflowError(f"tutti: {value} is no rank and no tag: it does not fit into 32 bits")
+        raise OverflowError(f"tutti: {value} does not fit into 32 bits")
     return value
 
 

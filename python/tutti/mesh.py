@@ -8,7 +8,7 @@ import weakref
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from . import _interrupt
-from ._arguments import Unique, device_number, integers, name_of, nanoseconds, release_here, text
+from ._arguments import Unique, device_number, integer, integers, name_of, nanoseconds, release_here, text
 from ._library import constants, lib, struct
 from .errors import check
 from .world import Group, World
@@ -44,7 +44,7 @@ class Mesh(Unique):
 
     def _number(self, dim: Union[int, str]) -> int:
         if not isinstance(dim, str):
-            return dim
+            return integer(dim)
         number = ctypes.c_int()
         check(lib.tutti_mesh_dim(self._handle, name_of(dim), ctypes.byref(number)))
         return number.value
@@ -80,7 +80,7 @@ class Mesh(Unique):
     def neighbor(self, dim: Union[int, str], distance: int = 1, periodic: bool = True) -> Optional[int]:
         """The world rank so many steps from this one; on a ring, or with periodic=False None beyond the edge."""
         rank = ctypes.c_int()
-        check(lib.tutti_mesh_neighbor(self._handle, self._number(dim), distance, bool(periodic), ctypes.byref(rank)))
+        check(lib.tutti_mesh_neighbor(self._handle, self._number(dim), integer(distance), bool(periodic), ctypes.byref(rank)))
         return None if rank.value == constants["TUTTI_NOBODY"] else rank.value
 
     def group(self, dim: Union[int, str] = -1) -> Optional[Group]:
@@ -123,7 +123,7 @@ class Mesh(Unique):
 def mesh_shape(ranks: int, shape: Sequence[int]) -> Tuple[int, ...]:
     """A shape for so many ranks: entries that are 0 are filled in, as equal as can be."""
     sizes = integers(shape)
-    check(lib.tutti_mesh_shape(ranks, len(sizes), sizes))
+    check(lib.tutti_mesh_shape(integer(ranks), len(sizes), sizes))
     return tuple(sizes)
 
 

@@ -62,7 +62,7 @@ class Store(Unique):
     @classmethod
     def file(cls, path: Any, timeout: Optional[float] = None, workers: int = 0) -> Store:
         """A file that all can open and lock. With workers, it is removed when so many handles were closed."""
-        options = _File(timeout_ns=nanoseconds(timeout), workers=workers)
+        options = _File(timeout_ns=nanoseconds(timeout), workers=integer(workers))
         return cls._made(lib.tutti_store_open_file, os.fsencode(path), ctypes.byref(options))
 
     @classmethod
@@ -249,7 +249,7 @@ class Store(Unique):
 
 
 def _tcp_options(server: bool, timeout: Optional[float], workers: int, secret: Optional[bytes], trust_network: bool) -> Any:
-    options = _Tcp(server=bool(server), timeout_ns=nanoseconds(timeout), workers=workers, trust_network=bool(trust_network))
+    options = _Tcp(server=bool(server), timeout_ns=nanoseconds(timeout), workers=integer(workers), trust_network=bool(trust_network))
     if secret is not None:
         options._secret = ctypes.create_string_buffer(bytes(secret), len(secret))
         options.secret, options.secret_bytes = ctypes.addressof(options._secret), len(secret)

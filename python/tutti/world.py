@@ -529,7 +529,7 @@ class Batch(Unique):
 
     def __enter__(self) -> Batch:
         if self._group._batch is not None:
-            raise RuntimeError("tutti: a batch of this group is open already")
+            raise StateError("STATE", "tutti: a batch of this group is open already")
         handle = ctypes.c_void_p()
         check(lib.tutti_batch_begin(self._group._open(), ctypes.byref(handle)))
         self._handle, self._group._batch = handle.value, self
@@ -580,7 +580,7 @@ class World(Unique):
         _interrupt.start()
         options = struct("tutti_world_options")(name=_text(name), rank=_int(rank or 0), rank_count=_int(size or 0), store_url=_text(store),
                                                 timeout_ns=_nanoseconds(timeout), settings=_text(settings),
-                                                threads=constants["TUTTI_NONE"] if threads == 0 else threads or 0)
+                                                threads=constants["TUTTI_NONE"] if threads == 0 else _int(threads or 0))
         self._begin(_interrupt.aside(lambda given_up: _opened(options, given_up)))
 
     def _begin(self, handle):
@@ -603,7 +603,7 @@ class World(Unique):
 
     def _open(self):
         if self._handle is None:
-            raise RuntimeError("tutti: the world is closed")
+            raise StateError("STATE", "tutti: the world is closed")
         return self._handle
 
     rank = property(lambda self: lib.tutti_world_rank(self._open()), doc="This rank, from 0.")
@@ -680,7 +680,7 @@ class World(Unique):
         if count * dtype_bytes(dtype) >= 2**63:
             raise OverflowError(f"tutti: an array of shape {shape} is longer than any memory")
         choice = {None: 0, False: constants["TUTTI_NO"], True: constants["TUTTI_YES"]}[huge_pages]
-        options = struct("tutti_memory_options")(huge_pages=choice, alignment=alignment, signal_pad_bytes=signal_pad_bytes, persistent=persistent_id is not None,
+        options = struct("tutti_memory_options")(huge_pages=choice, alignment=wide_unsigned(alignment), signal_pad_bytes=wide_unsigned(signal_pad_bytes), persistent=persistent_id is not None,
                                                  persistent_id=wide_unsigned(persistent_id or 0))
         handle = ctypes.c_void_p()
         check(lib.tutti_memory_alloc(self._open(), count * dtype_bytes(dtype), ctypes.byref(options), ctypes.byref(handle)))
@@ -694,7 +694,7 @@ class World(Unique):
 
     def grow_backend(self, name: str, bytes: int, timeout: Optional[float] = None) -> None:
         """Gives an open backend whose memory is reserved so many more bytes on every rank. All ranks call it."""
-        self._call(lib.tutti_backend_grow, _text(name), bytes, timeout=timeout)
+        self._call(lib.tutti_backend_grow, _text(name), wide_unsigned(bytes), timeout=timeout)
 
     def backend_module(self, name: str, module: int) -> None:
         """Makes a module of the program's own kernels (a CUmodule, as a number) ready for the device functions of an open backend."""

@@ -292,7 +292,7 @@ def errors_are_exceptions():
     tutti.spawn(late, 2)
     with tutti.World() as alone:
         assert alone.size == 1 and alone.store is None
-    raises(RuntimeError, lambda: alone.rank)
+    assert raises(tutti.StateError, lambda: alone.rank).status == "STATE"
     alone.close()
     raises(ValueError, tutti.World, rank=1)
     raises(tutti.Error, tutti.World, settings="TUTTI_SPIN=often")
@@ -540,7 +540,10 @@ def numbers_that_do_not_fit_are_refused():
         raises(ValueError, world.group.barrier, timeout=float("nan"))
         raises(ValueError, world.group.barrier, timeout=-1)
         for call in (lambda: peers.put_with_signal(0, x, 0, 2**64 + 7), lambda: peers.put_with_signal(0, x, 2**64, 7), lambda: peers.wait_for_signal(0, 2**64),
-                     lambda: world.empty(4, persistent_id=2**64), lambda: tutti.World(rank=0, size=2**32 + 1)):
+                     lambda: world.empty(4, persistent_id=2**64), lambda: tutti.World(rank=0, size=2**32 + 1),
+                     lambda: world.empty(4, alignment=2**64 + 8), lambda: world.empty(4, signal_pad_bytes=2**64 + 8), lambda: world.grow_backend("shm", 2**64 + 8),
+                     lambda: tutti.World(name="other", threads=2**32 + 1), lambda: tutti.Store.file("/nowhere/store", workers=2**32 + 1), lambda: tutti.mesh_shape(2**32 + 4, (0, 0)),
+                     lambda: tutti.Mesh(world, (1,)).neighbor(0, 2**32 + 1), lambda: tutti.Mesh(world, (1,)).group(2**32)):
             raises(OverflowError, call)
         for call in (lambda: world.new_group([0], name="a\0b"), lambda: world.group.abort("a\0b"), lambda: tutti.Mesh(world, (1,), names=("a\0b",))):
             raises(ValueError, call)

@@ -271,6 +271,14 @@ def works(rank, size, gloo):
     doubled = [future.then(lambda done: done.value()[0] * 2) for future in futures]
     for future in doubled:
         same(future.wait(), torch.full((8,), float(size * (size - 1))))
+
+    def again(done):  # what is called when a future completes may wait for others, as PyTorch's PowerSGD does
+        def once_more(done):
+            return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0] + 1
+        return dist.all_reduce(done.value()[0], async_op=True).get_future().then(once_more).wait()
+    nested = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(again)
+    assert within(nested.done), "a future that is waited for where another one completes does not"
+    same(nested.wait(), torch.full((2,), size ** 3 + 1.0))
     values = []  # the values of futures are lists of tensors, as gloo's are
     for group in (None, gloo):
         calls = (lambda: dist.all_gather([torch.zeros(1) for _ in range(size)], torch.ones(1) * rank, group=group, async_op=True),
@@ -413,6 +421,15 @@ def data_parallel(rank, size, gloo):
         model = nn.parallel.DistributedDataParallel(Network(), process_group=group, bucket_cap_mb=0.001)
         results.append((train(model, rank), [parameter.detach() for parameter in model.parameters()]))
     same(*results)
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    for hook in (default_hooks.fp16_compress_hook, powerSGD_hook.powerSGD_hook):  # collectives that start where others complete
+        results = []
+        for group in (None, gloo):
+            model = nn.parallel.DistributedDataParallel(Network(), process_group=group)
+            slim = hook is powerSGD_hook.powerSGD_hook
+            model.register_comm_hook(powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2, min_compression_rate=1) if slim else group, hook)
+            results.append(train(model, rank, 5))
+        same(*results)
 
 
 def fully_sharded(rank, size, gloo):
@@ -467,6 +484,17 @@ def compiled(rank, size, gloo):
         same(*found)
         same(*found[0])
 
+    def started(x, group):
+        work = dist.all_reduce(x, group=group, async_op=True)
+        y = x.shape[0] * torch.ones(2)
+        work.wait()
+        return x + y.sum()
+    same(*[torch.compile(lambda x, group=group: started(x, group), backend="aot_eager")(x.clone()) for group in (None, gloo)])
+    losses = []
+    for group in (None, gloo):  # whose buckets are made anew in the second step, while a compiled program runs
+        losses.append(train(torch.compile(nn.parallel.DistributedDataParallel(Network(), process_group=group), backend="aot_eager"), rank))
+    same(*losses)
+
 
 def scaled(rank, size, name):
     """f8 with scales, beside the same numbers in f32."""
@@ -496,6 +524,27 @@ def metas(rank, size, name):
         meta = function(*[entry.to("meta") if isinstance(entry, torch.Tensor) else entry for entry in arguments])
         assert meta.is_meta and (meta.shape, meta.dtype, meta.stride()) == (real.shape, real.dtype, real.stride()), (function, arguments[2:], meta.shape, real.shape)
     assert {str(function).replace(".", "::") for function, _ in calls} == {each for each in torch._C._dispatch_get_all_op_names() if each.startswith("tutti::")}
+
+
+def inner_gradients(rank, size, name):
+    """Of operations along the last dimension, which each rank has a part of: those of the same on all ranks' tensors at once. A loss of each rank counts."""
+    def parts(shape, salt):
+        return [data(other, shape, torch.float64, salt).to(torch.float64).requires_grad_() for other in range(size)]
+    for shape in ((3, 4), (2, 3, 4)):
+        A, B = parts(shape, 41), parts((4 * size, 5), 42)
+        weights = [data(other, (*shape[:-1], 5), torch.float64, 43) for other in range(size)]
+        sum((torch.cat(A, -1) @ B[other] * weights[other]).sum() for other in range(size)).backward()
+        own = [each[rank].detach().clone().requires_grad_() for each in (A, B)]
+        (torch.ops.tutti.fused_all_gather_matmul(own[0], own[1], -1, name) * weights[rank]).sum().backward()
+        same([part.grad for part in own], [A[rank].grad, B[rank].grad])
+        for op in ("sum", "avg"):
+            A, B = parts((*shape[:-1], 4), 44), parts((4, 2 * size), 45)
+            weights = [data(other, (*shape[:-1], 2), torch.float64, 46) for other in range(size)]
+            whole = sum(a @ b for a, b in zip(A, B)) / (size if op == "avg" else 1)
+            (whole * torch.cat(weights, -1)).sum().backward()
+            own = [each[rank].detach().clone().requires_grad_() for each in (A, B)]
+            (torch.ops.tutti.fused_matmul_reduce_scatter(own[0], own[1], op, -1, name) * weights[rank]).sum().backward()
+            same([part.grad for part in own], [A[rank].grad, B[rank].grad])
 
 
 def symmetric(rank, size, gloo):
@@ -556,12 +605,8 @@ def symmetric(rank, size, gloo):
     leaf = data(rank, (5,), torch.float32).requires_grad_()
     torch.ops.tutti.one_shot_all_reduce(leaf, "sum", name).sum().backward()
     same(leaf.grad, torch.full((5,), float(size)))
-    left, right = torch.ones(2, 4, requires_grad=True), torch.ones(4 * size, 2 * size, requires_grad=True)
-    for result, words in ((torch.ops.tutti.fused_all_gather_matmul(left, right, 1, name), "along the inner dimension has no gradient"),
-                          (torch.ops.tutti.fused_matmul_reduce_scatter(left, torch.ones(4, 2 * size), "sum", -1, name), "along the last dimension has no gradient"),
-                          (torch.ops.tutti.one_shot_all_reduce(leaf, "max", name), "with 'max' has no gradient")):
-        text = str(raises(NotImplementedError, result.sum().backward))
-        assert words in text, text
+    raises(NotImplementedError, torch.ops.tutti.one_shot_all_reduce(leaf, "max", name).sum().backward)
+    inner_gradients(rank, size, name)
 
 
 def errors(rank, size, gloo):
@@ -580,6 +625,11 @@ def errors(rank, size, gloo):
     error = raises(dist.DistBackendError, dist.all_reduce, torch.ones(2 + (rank == 0)), group=dist.new_group(list(range(size))))
     assert error.status == "MISMATCH", error
     late = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=1))
+    if rank != 1:
+        error = raises(dist.DistBackendError, dist.all_reduce, torch.ones(2), group=late)
+        assert error.status == "TIMEOUT" and error.ranks == (1,), error
+    late = dist.new_group(list(range(size)))
+    late.set_timeout(datetime.timedelta(seconds=1))  # from now on
     if rank != 1:
         error = raises(dist.DistBackendError, dist.all_reduce, torch.ones(2), group=late)
         assert error.status == "TIMEOUT" and error.ranks == (1,), error

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from .. import _interrupt
 from .._library import constants, lib, struct
 from ..world import _drop, hold
-from .work import failure, raise_error
+from .work import failure, not_compiled, raise_error
 
 _Call = struct("tutti_call")
 _FIRST_DEVICE = constants["TUTTI_CUDA"] + 1  # TUTTI_CUDA_AT(0)
@@ -83,6 +83,7 @@ def run(group: Any, function: Any, arguments: Any, tensor: torch.Tensor, nanosec
     return Work(group, handle, tensor.device, result, kept, finish)
 
 
+@not_compiled
 class Work(dist.Work):
     """An operation on a stream of the group's own."""
 

@@ -18,7 +18,7 @@ from ..buffers import _NUMBERS, _TYPES
 from ..world import _drop, _nanoseconds, _sizes, hold
 from . import cuda, shim
 from .member import Member, destroyed, seconds_of
-from .work import Work, completer, raise_error
+from .work import Work, completer, not_compiled, raise_error
 
 _Call = struct("tutti_call")
 _Received = struct("tutti_received")
@@ -138,6 +138,7 @@ def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return _dense(tensors[0]).view(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
+@not_compiled
 class ProcessGroup(Member, dist.ProcessGroup):
     """A group of ranks. PyTorch makes it (init_process_group, new_group) and calls it."""
     supports_splitting = supports_coalescing = supports_tensor_alloc = False

@@ -18,7 +18,7 @@ from .. import _interrupt
 from .._library import lib, struct
 from ..errors import Error, check
 from ..world import World, _ints, _nanoseconds, _release_here, _text
-from .work import raise_error
+from .work import not_compiled, raise_error
 
 _Call = struct("tutti_call")
 worlds: MutableMapping[int, World] = weakref.WeakValueDictionary()  # of default groups, by process: sub-groups are groups of theirs
@@ -75,6 +75,7 @@ def destroyed() -> NoReturn:
     raise dist.DistBackendError("tutti: this process group was destroyed")
 
 
+@not_compiled
 class Member:
     """This rank in a group."""
 

@@ -450,11 +450,9 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _gather_matmul_backward(context: Any, gradient: Any) -> Any:
-    """Of rows that were gathered: the gradient is added up and scattered, which is the other fused operation."""
+    """Of rows, or columns, that were gathered: the gradient is added up and scattered, which is the other fused operation."""
     A, B = context.saved_tensors
     gather_dim, group_name = context.rest
-    if gather_dim % A.dim() == A.dim() - 1:
-        raise NotImplementedError("tutti: fused_all_gather_matmul along the inner dimension has no gradient")
     of_a = torch.ops.tutti.fused_matmul_reduce_scatter(gradient, B.t().contiguous(), "sum", gather_dim, group_name)
     moved = A.movedim(gather_dim, 0).contiguous()
     whole = _low_contention_all_gather(moved, group_name).movedim(0, gather_dim)
@@ -462,12 +460,11 @@ def _gather_matmul_backward(context: Any, gradient: Any) -> Any:
 
 
 def _matmul_scatter_backward(context: Any, gradient: Any) -> Any:
+    """And the other way round: the gradients of all ranks are gathered."""
     A, B = context.saved_tensors
     reduce_op, scatter_dim, group_name = context.rest
     size = _size_of(group_name)
     scale = 1 / size if reduce_op == "avg" else 1
-    if scatter_dim % A.dim() == A.dim() - 1:
-        raise NotImplementedError("tutti: fused_matmul_reduce_scatter along the last dimension has no gradient")
     whole, (of_a,) = _fused_all_gather_matmul(gradient.contiguous(), [B.t().contiguous()], scatter_dim, group_name)
     return of_a.contiguous() * scale, _flat(A).t() @ _flat(whole) * scale, None, None, None
 

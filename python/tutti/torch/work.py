@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, NoReturn, Optional
+import types
+from typing import Any, NoReturn, Optional, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -48,6 +49,25 @@ def _outcome(handle: int, status: int) -> Any:
     return True, failure(status) if status else None
 
 
+_Class = TypeVar("_Class", bound=type)
+
+
+def not_compiled(kind: _Class) -> _Class:
+    """A class whose methods torch.compile leaves alone: those that a program calls, a work's wait, and those that PyTorch calls from C++ while a compiled program runs
+    (DDP where it makes its buckets anew). It would compile them, and all that they call. torch.compiler.disable says the same, and takes a second to load."""
+    dynamo: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    try:
+        skipped = dynamo._FrameExecStrategy(dynamo._FrameAction.SKIP, dynamo._FrameAction.SKIP)
+    except AttributeError:  # a PyTorch that has other words for it
+        return kind
+    for function in vars(kind).values():
+        if isinstance(function, types.FunctionType):
+            dynamo.set_code_exec_strategy(function.__code__, skipped)
+            setattr(function, "_torchdynamo_disable", True)
+    return kind
+
+
+@not_compiled
 class Work(dist.Work):
     """An operation that was started. `finish`, if given, runs once, after it has ended well: it copies results to where they belong."""
 
@@ -132,15 +152,25 @@ class Work(dist.Work):
             if self._over:
                 raw.set_result(None)
             else:
-                _later(self, functools.partial(_complete, self, raw))
+                _later(self, functools.partial(_complete, self, raw), aside=getattr(_this_thread, "completes", False))
         return self._future
 
 
-def _later(work: Any, function: Any) -> None:
-    """Runs what waits for a work on the thread of its group, whose works end in that order. Messages end in any order, and those of a group that was destroyed
-    have no such thread."""
-    if work._alone or work._group._handle is None:
-        threading.Thread(target=function, name="tutti message", daemon=True).start()
+_this_thread = threading.local()  # completes: it completes futures, and so runs what was given to their then()
+
+
+def _start(name: str, function: Any) -> None:
+    def run() -> None:
+        _this_thread.completes = True
+        function()
+    threading.Thread(target=run, name=name, daemon=True).start()
+
+
+def _later(work: Any, function: Any, aside: bool = False) -> None:
+    """Runs what waits for a work on the thread of its group, whose works end in that order. Messages end in any order, those of a group that was destroyed have no
+    such thread, and what was given to a future's then() may wait for the future that it asks for (PyTorch's PowerSGD does) while it holds that thread: aside."""
+    if aside or work._alone or work._group._handle is None:
+        _start("tutti message", function)
     else:
         work._group._completer().put(function)
 
@@ -178,4 +208,4 @@ def completer(works: Any) -> None:
                 traceback.print_exc()
             del function
 
-    threading.Thread(target=complete, name="tutti futures", daemon=True).start()
+    _start("tutti futures", complete)

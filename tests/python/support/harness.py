@@ -3,6 +3,7 @@
 with TEST_WHEEL the one of that virtual environment, where wheel.py could make it; with TEST_INSTALLED the one that pip has installed for this Python."""
 import os
 import pathlib
+import signal
 import sys
 import time
 import traceback
@@ -25,6 +26,8 @@ def with_pytorch():
         os.execv(chosen, [chosen, *sys.argv])
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in the background so, and so would all that is started here
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if os.environ.get("TEST_SANITIZE"):
     skip("a library with a sanitizer cannot be loaded late")
 if not installed:

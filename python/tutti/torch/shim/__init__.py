@@ -87,7 +87,10 @@ def _command(target: str) -> list[str]:
 def _build(path: pathlib.Path) -> None:
     """Compiles it. A build that fails is noted beside, with what the compiler said."""
     print(f"tutti: compiling its C++ part for PyTorch {torch.__version__}, once; this takes a moment (TUTTI_TORCH_SHIM=off goes without it)", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as folder:
+    making = f"making-{path.stem}-"
+    for left in path.parent.glob(making + "*"):  # by one that was killed: whoever builds has the lock
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=making) as folder:
         made = os.path.join(folder, "tutti_shim.so")
         try:
             done = subprocess.run(_command(made), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_LIMIT)

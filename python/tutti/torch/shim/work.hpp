@@ -63,6 +63,9 @@ inline Left &left = *new Left;
 
 // ---- the thread of a group's futures ----
 
+// Whether this thread completes futures, and so runs what was given to their then().
+inline thread_local bool completes = false;
+
 // A thread that signals do not disturb: the main thread hears them.
 inline void start_thread(const char *name, Finish function) {
     sigset_t all, before;
@@ -70,6 +73,7 @@ inline void start_thread(const char *name, Finish function) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     std::thread thread([name, function = std::move(function)] {
         pthread_setname_np(pthread_self(), name);
+        completes = true;
         function();
     });
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -247,7 +251,7 @@ class Work : public c10d::Work {
         auto complete = [self] { self->complete(); };
         if (over_)
             complete();
-        else if (message_)
+        else if (message_ || completes) // whoever asks there may wait for it, as PyTorch's PowerSGD does
             start_thread("tutti message", complete);
         else
             Completer::run(place_->completer, complete);
