@@ -230,8 +230,8 @@ enum {
     X(0, cuModuleEnumerateFunctions, 12040, (CUfunction * functions, unsigned count, CUmodule module))              \
     X(1, cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                                                         \
       (int *blocks, CUfunction function, int threads, size_t shared_bytes))                                         \
-    X(0, cuOccupancyMaxActiveClusters, 11080, (int *clusters, CUfunction function, const CUlaunchConfig *config))   \
-    X(0, cuLaunchKernelEx, 11080,                                                                                   \
+    X(0, cuOccupancyMaxActiveClusters, 11070, (int *clusters, CUfunction function, const CUlaunchConfig *config))   \
+    X(0, cuLaunchKernelEx, 11060,                                                                                   \
       (const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra))                         \
     X(1, cuLaunchKernel, 4000,                                                                                      \
       (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,  \
