@@ -119,7 +119,7 @@ static void check_memory_of_a_result(tutti_world *world, void *argument) {
         int32_t mine = rank == 0 && calls.left() == 0;
         calls.fail(0);
         tt_wait(tt_all_reduce(on_the_host, TUTTI_SUM, fresh)); /* tells what is pending here, also before the call */
-        tutti_status ended = tt_scope_close(&inner); /* what went wrong is no news */
+        tutti_status ended = tt_scope_close(&inner);           /* what went wrong is no news */
         (void)ended;
         tt_tensor *next = there(sevens);
         CHECK_OK(tutti_broadcast(group, &mine, &failed, 1, TUTTI_I32, 0, NULL));
