@@ -607,6 +607,79 @@ def symmetric(rank, size, gloo):
     same(leaf.grad, torch.full((5,), float(size)))
     raises(NotImplementedError, torch.ops.tutti.one_shot_all_reduce(leaf, "max", name).sum().backward)
     inner_gradients(rank, size, name)
+    words(rank, size, symm_mem)
+    splits_that_are_data(rank, size, name, symm_mem)
+
+
+def words(rank, size, symm_mem):
+    """Of 32 bits, and of how many a signal pad has."""
+    ones = symm_mem.empty(4, dtype=torch.uint32).zero_()
+    for i in range(4):
+        assert symm_mem.SymmetricMemory.stream_write_value32(ones, i, 1) is ones
+        same(ones.to(torch.int64), torch.tensor([1] * (i + 1) + [0] * (3 - i)))
+    zeros = symm_mem.empty(64, dtype=torch.uint32).zero_()
+    torch.ops.symm_mem.memset32_(zeros, 32, 1, 16)
+    same(zeros.to(torch.int64), torch.tensor([0] * 32 + [1] * 16 + [0] * 16))
+    for offset, count in ((0, 64), (63, 1)):
+        symm_mem.SymmetricMemory.memset32(zeros, offset, 2**32 - 1, count)
+    assert zeros.to(torch.int64).sum() == 64 * (2**32 - 1)
+    for call, text in ((lambda: symm_mem.SymmetricMemory.memset32(zeros.view(8, 8), 0, 1), "must be a flat, contiguous uint32 tensor"),
+                       (lambda: symm_mem.SymmetricMemory.memset32(zeros[::2], 0, 1), "must be a flat, contiguous uint32 tensor"),
+                       (lambda: symm_mem.SymmetricMemory.memset32(zeros.view(torch.int32), 0, 1), "must be a flat, contiguous uint32 tensor"),
+                       (lambda: symm_mem.SymmetricMemory.memset32(zeros, -1, 1), "offset must be greater than or equal to 0"),
+                       (lambda: symm_mem.SymmetricMemory.memset32(zeros, 0, 1, 0), "count must be a positive integer"),
+                       (lambda: symm_mem.SymmetricMemory.memset32(zeros, 0, 2**32), "val must be in the range of"),
+                       (lambda: symm_mem.SymmetricMemory.memset32(zeros, 60, 1, 5), "exceeded the numel"),
+                       (lambda: torch.ops.symm_mem.stream_write_value32_(zeros, 64, 1), "exceeded the numel"),
+                       (lambda: symm_mem.SymmetricMemory.stream_write_value32(zeros, 0, -1), "val must be in the range of")):
+        assert text in str(raises(RuntimeError, call)), text
+    before = symm_mem.get_signal_pad_size()
+    symm_mem.set_signal_pad_size(2 * before)
+    larger = symm_mem.rendezvous(symm_mem.empty(8), dist.group.WORLD)
+    symm_mem.set_signal_pad_size(0)  # the default, which the next one has again
+    other = symm_mem.rendezvous(symm_mem.empty(8), dist.group.WORLD)
+    assert (larger.signal_pad_size, other.signal_pad_size, symm_mem.get_signal_pad_size()) == (2 * before, before, before)
+    assert larger.get_signal_pad(rank).numel() == 2 * before // 4
+    raises(dist.DistBackendError, symm_mem.set_signal_pad_size, 6)
+
+
+def splits_that_are_data(rank, size, name, symm_mem):
+    """all_to_all_vdev: rank r sends r + k rows to rank k; with experts r + k + e to the e-th of rank k, and back again."""
+    most = 2 * (size * 2 * size * 2 + 2 * 4)  # rows of every block: they are as long on all ranks
+
+    def symmetric_of(value):
+        return symm_mem.empty(most, *value.shape[1:], dtype=value.dtype)[:len(value)].copy_(value)
+
+    def rows_of(r, splits):  # of 3 numbers, none twice
+        count = int(splits.sum())
+        return torch.arange(count * 3, dtype=torch.float32).view(count, 3) + 1000 * r
+
+    counts = [torch.tensor([r + k for k in range(size)]) for r in range(size)]
+    sent, splits = symmetric_of(rows_of(rank, counts[rank])), symmetric_of(counts[rank])
+    room = sum(int(each[rank]) for each in counts)
+    out, found = symm_mem.empty(most, 3).fill_(-1), symm_mem.empty(2, size, dtype=torch.int64).zero_()
+    torch.ops.symm_mem.all_to_all_vdev(sent, out, splits, found, name)
+    same(out[:room], torch.cat([rows_of(r, counts[r]).split(counts[r].tolist())[rank] for r in range(size)]))
+    same(out[room:], torch.full((most - room, 3), -1.0))
+    got = torch.stack([each[rank] for each in counts])
+    same(found, torch.stack([got, got.cumsum(0) - got]))
+    experts, align = 2, 4
+    counts = [torch.tensor([[r + k + e for e in range(experts)] for k in range(size)]) for r in range(size)]
+    sent, splits = symmetric_of(rows_of(rank, counts[rank])), symmetric_of(counts[rank].flatten())
+    out, found = symm_mem.empty(most, 3).fill_(-1), symm_mem.empty(2, experts * size, dtype=torch.int64).zero_()
+    torch.ops.symm_mem.all_to_all_vdev_2d(sent, out, splits, found, name, align)
+    for expert in range(experts):
+        assert int(found[1, expert * size]) % align == 0
+        for r in range(size):
+            parts = rows_of(r, counts[r]).split(counts[r].flatten().tolist())
+            at, number = int(found[1, expert * size + r]), int(found[0, expert * size + r])
+            same(out[at:at + number], parts[rank * experts + expert])
+    back, places = symmetric_of(torch.full_like(sent, -1)), symm_mem.empty(2, experts * size, dtype=torch.int64).zero_()
+    torch.ops.symm_mem.all_to_all_vdev_2d_offset(out, back, found, places, name)
+    same(back, sent)
+    same(places[0], splits)
+    for arguments in ((sent, out[:, :2].contiguous(), splits, found), (sent, out, splits.to(torch.int32), found), (sent, out, splits, found[0])):
+        raises(ValueError, torch.ops.symm_mem.all_to_all_vdev_2d, *arguments, name)
 
 
 def errors(rank, size, gloo):

@@ -23,6 +23,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory  # noqa: F401  defines the operations
 
 from .. import _interrupt
+from .._arguments import wide_integer, wide_unsigned
 from .._library import lib, struct
 from ..world import _nanoseconds, _release_here
 from .group import _DTYPES, _REDUCTIONS, _number
@@ -76,15 +77,32 @@ class _Block:
 _blocks: Any = weakref.WeakValueDictionary()  # by address
 
 
+def _world() -> Any:
+    world = worlds.get(os.getpid())
+    if world is None:
+        raise RuntimeError('tutti: symmetric memory needs the default process group: dist.init_process_group("tutti")')
+    return world
+
+
+def get_signal_pad_size() -> int:
+    """Bytes of the signal pad that tensors get which are made from now on; handles tell what theirs has."""
+    return lib.tutti_memory_signal_pad_bytes(_world()._handle)
+
+
+def set_signal_pad_size(size: int) -> None:
+    """Sets it for tensors that are made later, on this rank: all ranks say the same. 0 is the default again."""
+    status = lib.tutti_memory_set_signal_pad_bytes(_world()._handle, wide_unsigned(size))
+    if status:
+        raise_error(status)
+
+
 def empty(*size: Any, dtype: Optional[torch.dtype] = None, device: Any = None) -> torch.Tensor:
     """As torch.empty, in symmetric memory of the default group's world. Local; rendezvous makes it reachable."""
     size = tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list, torch.Size)) else size
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if device is not None and torch.device(device).type != "cpu":
         raise TypeError(f"tutti: symmetric memory on {device}: here it is for the CPU; torch.distributed._symmetric_memory has others")
-    world = worlds.get(os.getpid())
-    if world is None:
-        raise RuntimeError('tutti: symmetric memory needs the default process group: dist.init_process_group("tutti")')
+    world = _world()
     count = 1
     for each in size:
         count *= each
@@ -171,6 +189,37 @@ class SymmetricMemory:
     def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Takes the signal of a rank, and sees what it has written before."""
         self._call(lib.tutti_peers_wait_signal, src_rank, channel, timeout_ms=timeout_ms)
+
+
+    @staticmethod
+    def memset32(input: torch.Tensor, offset: int, val: int, count: int = 1) -> torch.Tensor:
+        """Sets so many words from word `offset` on, of a flat tensor of uint32, such as a signal pad."""
+        return _memset32(input, offset, val, count)
+
+    @staticmethod
+    def stream_write_value32(input: torch.Tensor, offset: int, val: int) -> torch.Tensor:
+        """Writes one word after everything that this thread has written before: who sees the value sees that."""
+        return _write_value32(input, offset, val)
+
+
+def _words(function: Any, input: torch.Tensor, *arguments: int) -> torch.Tensor:
+    if not input.is_cpu:
+        raise TypeError(f"tutti: a tensor on {input.device}: here it is for the CPU; torch.distributed._symmetric_memory has others")
+    shape, strides = input.shape[:2], input.stride()[:2]  # more than one are refused
+    view = struct("tutti_view")(data=input.data_ptr(), dtype=_DTYPES.get(input.dtype, 0), dim_count=len(shape))
+    view.shape[:len(shape)], view.strides[:len(shape)] = shape, strides
+    status = function(_world()._handle, ctypes.byref(view), *map(wide_integer, arguments), None)
+    if status:
+        raise_error(status)
+    return input
+
+
+def _memset32(input: torch.Tensor, offset: int, val: int, count: int = 1) -> torch.Tensor:
+    return _words(lib.tutti_view_memset32, input, offset, val, count)
+
+
+def _write_value32(input: torch.Tensor, offset: int, val: int) -> torch.Tensor:
+    return _words(lib.tutti_view_write_value32, input, offset, val)
 
 
 def rendezvous(tensor: torch.Tensor, group: Any) -> SymmetricMemory:
@@ -288,6 +337,52 @@ def _get_remote_tensors(x: Any, group_name: str) -> Any:
     return [handle.get_buffer(rank, x.shape, x.dtype, offset) for rank in range(handle.world_size)]
 
 
+# ---- all-to-all whose splits are data: rows are those of dimension 0 ----
+
+def _vdev(function: Any, input: torch.Tensor, out: torch.Tensor, group_name: str, *arguments: Any) -> None:
+    for each in (input, out):
+        _dense(each, "all_to_all_vdev")
+    if input.dtype != out.dtype or input.dim() == 0 or input.shape[1:] != out.shape[1:] or input.shape[1:].numel() == 0:
+        raise ValueError(f"tutti: all_to_all_vdev: {tuple(input.shape)} of {input.dtype} has no rows for {tuple(out.shape)} of {out.dtype}")
+    rows = struct("tutti_rows")(out=out.data_ptr(), in_rows=input.shape[0], out_rows=out.shape[0], row=input.shape[1:].numel(), dtype=_number(input, "all_to_all_vdev"))
+    setattr(rows, "in", input.data_ptr())
+    _named(function, group_name, ctypes.byref(rows), *arguments)
+
+
+def _splits(tensor: torch.Tensor, count: int) -> Any:
+    if tensor.dtype != torch.int64 or not tensor.is_contiguous() or tensor.numel() != count:
+        raise ValueError(f"tutti: all_to_all_vdev: splits are {count} contiguous numbers of int64, and not {tuple(tensor.shape)} of {tensor.dtype}")
+    return ctypes.cast(tensor.data_ptr(), ctypes.POINTER(ctypes.c_int64))
+
+
+def _experts(splits: torch.Tensor, each: int, group_name: str) -> int:
+    """How many there are on each rank, where a rank's have so many numbers each."""
+    size = _resolve(group_name).size()
+    if splits.numel() == 0 or splits.numel() % (each * size):
+        raise ValueError(f"tutti: all_to_all_vdev: {splits.numel()} splits are not {each} for each of so many experts on {size} ranks")
+    return splits.numel() // (each * size)
+
+
+def _all_to_all_vdev(input: torch.Tensor, out: torch.Tensor, in_splits: torch.Tensor, out_splits_offsets: torch.Tensor, group_name: str) -> None:
+    size = _resolve(group_name).size()
+    _vdev(lib.tutti_all_to_all_vdev, input, out, group_name, _splits(in_splits, size), _splits(out_splits_offsets, 2 * size))
+
+
+def _all_to_all_vdev_2d(input: torch.Tensor, out: torch.Tensor, in_splits: torch.Tensor, out_splits_offsets: torch.Tensor, group_name: str,
+                        major_align: Optional[int] = None) -> None:
+    experts = _experts(in_splits, 1, group_name)
+    _vdev(lib.tutti_all_to_all_vdev_2d, input, out, group_name, experts, 1 if major_align is None else wide_integer(major_align), _splits(in_splits, in_splits.numel()),
+          _splits(out_splits_offsets, 2 * in_splits.numel()))
+
+
+def _all_to_all_vdev_2d_offset(input: torch.Tensor, out: torch.Tensor, in_splits_offsets: torch.Tensor, out_splits_offsets: torch.Tensor, group_name: str) -> None:
+    experts = _experts(in_splits_offsets, 2, group_name)
+    _vdev(lib.tutti_all_to_all_vdev_2d_offset, input, out, group_name, experts, _splits(in_splits_offsets, in_splits_offsets.numel()),
+          _splits(out_splits_offsets, in_splits_offsets.numel()))
+
+
+# ---- fused products ----
+
 def _fused_all_gather_matmul(A: torch.Tensor, Bs: Sequence[torch.Tensor], gather_dim: int, group_name: str, *, return_A: bool = True) -> Any:
     """Each rank multiplies its own rows first, then those of the others where they lie. Nothing is gathered unless A is asked for."""
     group = _resolve(group_name)
@@ -375,7 +470,9 @@ for _name, _function in {"one_shot_all_reduce": _one_shot, "one_shot_all_reduce_
                          "_low_contention_reduce_scatter": _low_contention_reduce_scatter, "get_remote_tensors": _get_remote_tensors,
                          "fused_all_gather_matmul": _fused_all_gather_matmul, "fused_matmul_reduce_scatter": _fused_matmul_reduce_scatter,
                          "fused_all_gather_scaled_matmul": _fused_all_gather_scaled_matmul,
-                         "fused_scaled_matmul_reduce_scatter": _fused_scaled_matmul_reduce_scatter}.items():
+                         "fused_scaled_matmul_reduce_scatter": _fused_scaled_matmul_reduce_scatter,
+                         "memset32_": _memset32, "stream_write_value32_": _write_value32, "all_to_all_vdev": _all_to_all_vdev,
+                         "all_to_all_vdev_2d": _all_to_all_vdev_2d, "all_to_all_vdev_2d_offset": _all_to_all_vdev_2d_offset}.items():
     if hasattr(torch.ops.symm_mem, _name):  # versions differ
         _kernels.impl(_name, _function)
 
