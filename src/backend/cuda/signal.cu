@@ -71,7 +71,6 @@ static __device__ void test_signal(const tu_cuda_signal_args &args, tu_cuda_sign
 static __device__ void barrier(const tu_cuda_signal_args &args) {
     uint32_t *epochs = (uint32_t *)((tu_cuda_signal *)args.local + (uint64_t)args.channels * args.size);
     uint32_t epoch = epochs[args.channel] + 1;
-    __syncthreads();
     for (int member = threadIdx.x; member < args.size; member += blockDim.x) {
         __threadfence_system();
         store_release32(barrier_at(args, member, args.rank), epoch);
@@ -114,7 +113,9 @@ static __device__ void await_word(const tu_cuda_signal_args &args) {
 
 extern "C" __global__ void tutti_signal(const __grid_constant__ tu_cuda_signal_args args) {
     await_order(args.group, args.timeout_ns);
-    if (!has_fault(args.group)) {
+    /* The host may say at any moment that the group has ended. All threads go one way, since those of a barrier wait
+     * for each other. */
+    if (__syncthreads_and(!has_fault(args.group))) {
         tu_cuda_signal *mine =
             (tu_cuda_signal *)args.local + (uint64_t)args.channel * args.size + (args.peer < 0 ? 0 : args.peer);
         if (args.kind >= TU_CUDA_SIGNAL_AWAIT_EQUAL)
