@@ -6,6 +6,7 @@
  */
 #include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../harness.h"
@@ -445,7 +446,7 @@ TEST_LIMIT(messages_arrive_also_where_their_elements_lie_apart, 600) {
 #define CHANNELS 4
 static _Atomic int there[CHANNELS];
 
-static void barrier(rank *rank, emulated_kernel kernel, int channel) {
+static tu_cuda_signal_args barrier_args(const rank *rank, int channel) {
     const machine *machine = rank->machine;
     uint64_t members = (uint64_t)machine->size, shared = CHANNELS * members * 12 + CHANNELS * 4;
     tu_cuda_signal_args args = { .areas = (uint64_t)(uintptr_t)machine->areas,
@@ -459,6 +460,11 @@ static void barrier(rank *rank, emulated_kernel kernel, int channel) {
                                  .peer = -1,
                                  .kind = TU_CUDA_SIGNAL_BARRIER };
     args.local = args.areas + (uint64_t)rank->rank * args.stride + ((shared + 127) & ~UINT64_C(127));
+    return args;
+}
+
+static void barrier(rank *rank, emulated_kernel kernel, int channel) {
+    tu_cuda_signal_args args = barrier_args(rank, channel);
     launch(rank, kernel, 1, kernel == EMULATED_SIGNAL ? THREADS : 1, &args);
 }
 
@@ -487,6 +493,52 @@ TEST_LIMIT(nobody_leaves_a_barrier_of_a_block_before_all_have_come, 600) {
     on_ranks(4, meet_by_additions);
     memset(there, 0, sizeof there);
     on_ranks(4, meet_by_words);
+}
+
+/* ---- the end of a group while a block looks for it ---- */
+
+#define WAITS_NS 1000000 /* threads look when they have waited for so long, all at about the same time */
+
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+typedef struct ending {
+    rank *rank;
+    uint64_t at;
+} ending;
+
+static void *end_group(void *argument) {
+    const ending *ending = argument;
+    while (now_ns() < ending->at)
+        ;
+    __atomic_store_n(&ending->rank->machine->words[0].fault, TU_CUDA_FAULT_ENDED, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+/* The host says it a little later each time, and so once when some threads have looked and others have not. */
+static void look_at_different_moments(rank *rank) {
+    tu_cuda_words *words = &rank->machine->words[0];
+    if (rank->rank != 0) /* it does not come */
+        return;
+    for (uint64_t i = 0; i < 300; i++) {
+        pthread_t host;
+        *words = (tu_cuda_words){ .fault = 0 };
+        tu_cuda_signal_args args = barrier_args(rank, 0);
+        args.timeout_ns = WAITS_NS;
+        args.group.place = 2; /* behind a kernel that never ends */
+        ending ending = { rank, now_ns() + WAITS_NS + i * 1500 };
+        CHECK_EQ(pthread_create(&host, NULL, end_group, &ending), 0);
+        emulated_launch(EMULATED_SIGNAL, 1, 512, &args); /* so many take a while to look */
+        CHECK_EQ(pthread_join(host, NULL), 0);
+        CHECK_EQ(words->ended, 1);
+    }
+}
+
+TEST_LIMIT(threads_of_a_barrier_go_one_way_when_the_group_ends_while_they_look, 60) {
+    on_ranks(2, look_at_different_moments);
 }
 
 /* ---- behind a fault ---- */
