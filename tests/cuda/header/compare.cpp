@@ -11,20 +11,17 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <type_traits>
+
 namespace {
 struct shape {
     int count;
     char arguments[16][8];
 };
-template <typename Argument> constexpr int bytes_of() {
-    return (int)sizeof(Argument);
-}
-template <typename T> struct is_address { static constexpr bool value = false; };
-template <typename T> struct is_address<T *> { static constexpr bool value = true; };
 template <typename Result, typename... Arguments> shape shape_of(Result (*)(Arguments...)) {
     shape made = { (int)sizeof...(Arguments), {} };
-    const int bytes[] = { 0, bytes_of<Arguments>()... };
-    const bool addresses[] = { false, is_address<Arguments>::value... };
+    const int bytes[] = { 0, (int)sizeof(Arguments)... };
+    const bool addresses[] = { false, std::is_pointer<Arguments>::value... };
     for (int i = 0; i < made.count; i++)
         snprintf(made.arguments[i], sizeof made.arguments[i], "%d%s", bytes[i + 1], addresses[i + 1] ? "*" : "");
     return made;
