@@ -346,7 +346,7 @@ static uint64_t hash_of(const char *name) {
     return hash ^ hash >> 32;
 }
 
-/* Looks the name up in the plug-in, and remembers it. */
+/* Looks the name up in the plug-in, and remembers it while there is room: a search ends at a free place. */
 static tutti_status learn(tu_device *device, const char *name, size_t at, void **kernel) {
     pthread_mutex_t *lock = &tu_process_devices_get()->lock;
     tutti_status status = device->table->find(device->state, device->index, name, kernel);
@@ -359,7 +359,9 @@ static tutti_status learn(tu_device *device, const char *name, size_t at, void *
     while (atomic_load_explicit(&device->named[at].name, memory_order_relaxed) != NULL &&
            strcmp(atomic_load_explicit(&device->named[at].name, memory_order_relaxed), name) != 0)
         at = (at + 1) % TU_DEVICE_NAMES;
-    if (atomic_load_explicit(&device->named[at].name, memory_order_relaxed) == NULL) {
+    if (atomic_load_explicit(&device->named[at].name, memory_order_relaxed) == NULL &&
+        device->names < TU_DEVICE_NAMES / 2) {
+        device->names++;
         device->named[at].kernel = *kernel;
         atomic_store_explicit(&device->named[at].name, copy, memory_order_release); /* pairs with find_kernel */
         copy = NULL;

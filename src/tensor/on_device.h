@@ -13,8 +13,8 @@
 #include "tensor/launch.h"
 #include "tensor/operator.h"
 
-#define TU_DEVICES 64       /* of one kind */
-#define TU_DEVICE_NAMES 512 /* kernels by name; a power of two, at most half full */
+#define TU_DEVICES 64        /* of one kind */
+#define TU_DEVICE_NAMES 2048 /* kernels by name; a power of two, at most half full */
 
 /* One device that is in use. */
 typedef struct tu_device {
@@ -29,6 +29,7 @@ typedef struct tu_device {
         _Atomic(const char *) name; /* set last */
         void *kernel;
     } named[TU_DEVICE_NAMES];
+    int names; /* that are remembered; under the lock of devices */
 } tu_device;
 
 /* Whether tensors of that device lie elsewhere than in memory of the host. */

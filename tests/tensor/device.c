@@ -12,6 +12,8 @@
 #include <tutti/optimizer.h>
 #include <tutti/tensors.h>
 
+#include "tensor/on_device.h"
+
 TEST(a_machine_without_the_device_says_what_is_missing) {
     if (getenv("TEST_DEVICE") != NULL || tt_device_available(TUTTI_CUDA))
         SKIP("there is one here");
@@ -31,6 +33,39 @@ TEST(the_cpu_has_no_streams) {
     CHECK(tt_device_memory_get(TUTTI_CPU, &memory) == TUTTI_ERROR_ARGUMENT);
     CHECK(tt_device_memory_limit(TUTTI_META, 5) == TUTTI_ERROR_ARGUMENT);
     CHECK(tt_device_memory_get(TUTTI_CUDA, NULL) == TUTTI_ERROR_ARGUMENT);
+}
+
+/* A device that has a kernel of any name: the number in it. */
+static tutti_status find_numbered(void *state, int index, const char *name, void **kernel) {
+    (void)index;
+    ++*(int *)state;
+    *kernel = (void *)(uintptr_t)atoi(name + strlen("kernel_"));
+    return TUTTI_OK;
+}
+
+static tutti_status launch_numbered(void *state, int index, void *stream, void *kernel, unsigned blocks,
+                                    unsigned threads, unsigned shared, const void *arguments) {
+    (void)state, (void)index, (void)stream, (void)blocks, (void)threads, (void)shared;
+    CHECK_EQ((int)(uintptr_t)kernel, *(const int *)arguments);
+    return TUTTI_OK;
+}
+
+TEST(kernels_are_found_by_their_names_however_many_there_are) {
+    const tu_device_tensors table = { .size = sizeof table, .find = find_numbered, .launch = launch_numbered };
+    tu_device *device = calloc(1, sizeof *device);
+    int asked = 0;
+    device->table = &table;
+    device->state = &asked;
+    for (int round = 0; round < 2; round++)
+        for (int i = 1; i <= 2 * TU_DEVICE_NAMES; i++) {
+            char name[TU_KERNEL_NAME];
+            snprintf(name, sizeof name, "kernel_%d", i);
+            CHECK_OK(tu_device_launch_on(device, NULL, name, 1, 32, &i));
+        }
+    CHECK_EQ(asked, 2 * 2 * TU_DEVICE_NAMES - TU_DEVICE_NAMES / 2); /* the first ones are remembered */
+    for (int i = 0; i < TU_DEVICE_NAMES; i++)
+        free((char *)(uintptr_t)atomic_load(&device->named[i].name));
+    free(device);
 }
 
 TEST(tensors_are_made_there_and_read_here) {
