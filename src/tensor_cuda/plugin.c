@@ -56,9 +56,16 @@ static tutti_status equip(tu_gpus *gpus, tu_gpu *gpu, int index) {
     return status;
 }
 
-static int attribute(const tu_gpus *gpus, CUdevice device, int which) {
-    int value = 0;
-    return gpus->driver.cuDeviceGetAttribute(&value, which, device) == CUDA_SUCCESS ? value : 0;
+/* What kernels are chosen by, and how many of their blocks there are. */
+static CUresult ask_attributes(const tu_gpus *gpus, tu_gpu *gpu) {
+    const tu_cuda_driver *driver = &gpus->driver;
+    CUresult result =
+        driver->cuDeviceGetAttribute(&gpu->processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, gpu->device);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuDeviceGetAttribute(&gpu->major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, gpu->device);
+    if (result == CUDA_SUCCESS)
+        result = driver->cuDeviceGetAttribute(&gpu->minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, gpu->device);
+    return result;
 }
 
 /* NULL where no image has it, which is no error. */
@@ -78,9 +85,9 @@ static tutti_status open_gpu(tu_gpus *gpus, int index) {
     CUresult result = driver->cuDeviceGet(&gpu->device, index);
     if (result != CUDA_SUCCESS)
         return tu_gpu_error(gpus, result, "cuDeviceGet");
-    gpu->processors = attribute(gpus, gpu->device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-    gpu->major = attribute(gpus, gpu->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
-    gpu->minor = attribute(gpus, gpu->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+    result = ask_attributes(gpus, gpu);
+    if (result != CUDA_SUCCESS)
+        return tu_gpu_error(gpus, result, "cuDeviceGetAttribute");
     result = driver->cuDevicePrimaryCtxRetain(&gpu->context, gpu->device);
     if (result != CUDA_SUCCESS)
         return tu_gpu_error(gpus, result, "cuDevicePrimaryCtxRetain");

@@ -58,8 +58,20 @@ static void forms(tutti_world *world, tutti_group *group) {
     }
 }
 
-static tutti_status work(tutti_world *world, tutti_memory **memory, tutti_peers **peers) {
-    (void)memory, (void)peers;
+/* Those whose ranks meet inside of a kernel: one that multiplies, and one that stores at all ranks at once. */
+static void forms_that_meet(tutti_world *world, tutti_group *group) {
+    int rank = tutti_group_rank(group);
+    (void)world;
+    for (int round = 0; round < 2; round++) {
+        tt_tensor *x = there(whole(tt_shape(8, 16), TUTTI_BF16, rank)),
+                  *right = there(whole(tt_shape(16, 8), TUTTI_BF16, 3));
+        tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL);
+        tt_fused_all_gather_matmul_multimem(x, tt_tensors(right), group);
+        tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group);
+    }
+}
+
+static tutti_status run(tutti_world *world, void (*forms)(tutti_world *, tutti_group *)) {
     tutti_group *group = tutti_world_group(world);
     tutti_status status = tutti_group_set_timeout(group, MINUTE);
     tt_scope scope = tt_scope_open();
@@ -76,22 +88,41 @@ static tutti_status work(tutti_world *world, tutti_memory **memory, tutti_peers 
     return status != TUTTI_OK ? status : closed;
 }
 
+static tutti_status work(tutti_world *world, tutti_memory **memory, tutti_peers **peers) {
+    (void)memory, (void)peers;
+    return run(world, forms);
+}
+
+static tutti_status work_that_meets(tutti_world *world, tutti_memory **memory, tutti_peers **peers) {
+    (void)memory, (void)peers;
+    return run(world, forms_that_meet);
+}
+
 /* Memory that the tensors' allocator keeps for later is not left behind. */
 static int trimmed(void) {
     tt_device_memory_trim(test_device());
     return 0;
 }
 
-TEST_LIMIT(any_call_of_the_driver_may_fail_on_one_rank_in_fused_products, 240) {
+static void check_calls(failing_work *work, int step) {
     device_needed();
     if (access("/dev/nvidiactl", F_OK) == 0)
         SKIP("only a stand-in fails when it is told to");
     failing calls = failing_calls("libcuda.so.1", "standin");
     /* FUSED_FAILURES=1 has all of some thousand fail; FUSED_FAILURES=1:500 those from the 500th on. */
     const char *asked = getenv("FUSED_FAILURES"), *from = asked != NULL ? strchr(asked, ':') : NULL;
-    failing_choice choice = { from != NULL ? atoi(from + 1) : 1, asked != NULL ? atoi(asked) : 41, true };
+    failing_choice choice = { from != NULL ? atoi(from + 1) : 1, asked != NULL ? atoi(asked) : step, true };
     CHECK(failing_some(&calls, 1, work, trimmed, choice) > 5);
     test_device_leave();
+}
+
+TEST_LIMIT(any_call_of_the_driver_may_fail_on_one_rank_in_fused_products, 240) {
+    check_calls(work, 41);
+}
+
+TEST_LIMIT(any_call_of_the_driver_may_fail_on_one_rank_in_products_whose_kernels_meet, 240) {
+    setenv("TUTTI_MULTICAST", "software", 1);
+    check_calls(work_that_meets, 9);
 }
 
 /* What adds the parts beside the stream writes the result, whose memory is given out again when the call has failed. */

@@ -156,8 +156,13 @@ static tutti_status open_device(tu_cuda *cuda, int index) {
         return tu_cuda_error(cuda, result, "cuDeviceGet");
     if (!attribute(cuda, device->device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED))
         return cuda->host->error(TUTTI_ERROR_UNSUPPORTED, "GPU %d has no virtual memory management", index);
-    device->processors = attribute(cuda, device->device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
-    device->major = attribute(cuda, device->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
+    result = cuda->driver.cuDeviceGetAttribute(&device->processors, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+                                               device->device);
+    if (result == CUDA_SUCCESS)
+        result = cuda->driver.cuDeviceGetAttribute(&device->major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                                                   device->device);
+    if (result != CUDA_SUCCESS) /* what ranks launch together is made for them: a guess would leave the others alone */
+        return tu_cuda_error(cuda, result, "cuDeviceGetAttribute");
     device->multicast = cuda->driver.cuMulticastCreate != NULL && device->major >= 9 &&
                         attribute(cuda, device->device, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED);
     device->rdma = attribute(cuda, device->device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);

@@ -866,6 +866,8 @@ static CUresult launch(CUfunction function, unsigned grid_x, unsigned, unsigned,
     CUresult result = begin_launch();
     if (result != CUDA_SUCCESS)
         return result;
+    if (grid_x == 0 || block_x == 0)
+        return 1; /* invalid value */
     bool captured = capture_of(stream) != nullptr;
     if (!captured && keep_mark(kernel, parameters[0]))
         return CUDA_SUCCESS;
