@@ -21,15 +21,24 @@ static tutti_status checked(const tu_gpus *gpus, CUresult result, const char *wh
 
 /* ---- devices ---- */
 
+static void unload_images(const tu_gpus *gpus, tu_gpu *gpu) {
+    for (int i = 0; i < TU_TENSOR_IMAGES; i++)
+        if (gpu->modules[i] != NULL)
+            gpus->driver.cuModuleUnload(gpu->modules[i]);
+    if (gpu->together != NULL)
+        gpus->driver.cuModuleUnload(gpu->together);
+    memset(gpu->modules, 0, sizeof gpu->modules);
+    gpu->together = NULL;
+}
+
 static CUresult load_images(tu_gpus *gpus, tu_gpu *gpu) {
     CUresult result = CUDA_SUCCESS;
-    int loaded = 0;
-    while (loaded < TU_TENSOR_IMAGES && result == CUDA_SUCCESS) {
-        result = gpus->driver.cuModuleLoadData(&gpu->modules[loaded], tu_gpu_images[loaded]);
-        loaded += result == CUDA_SUCCESS;
-    }
-    while (result != CUDA_SUCCESS && loaded > 0)
-        gpus->driver.cuModuleUnload(gpu->modules[--loaded]);
+    for (int i = 0; i < TU_TENSOR_IMAGES && result == CUDA_SUCCESS; i++)
+        result = gpus->driver.cuModuleLoadData(&gpu->modules[i], tu_gpu_images[i]);
+    if (result == CUDA_SUCCESS)
+        result = tu_gpu_together_load(gpus, gpu);
+    if (result != CUDA_SUCCESS)
+        unload_images(gpus, gpu);
     return result;
 }
 
@@ -38,14 +47,15 @@ static tutti_status equip(tu_gpus *gpus, tu_gpu *gpu, int index) {
     const tu_cuda_driver *driver = &gpus->driver;
     CUresult result = driver->cuMemHostAlloc((void **)&gpu->fault, sizeof *gpu->fault,
                                              CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP);
-    if (result == CUDA_SUCCESS)
-        result = driver->cuMemHostGetDevicePointer(&gpu->fault_here, gpu->fault, 0);
     if (result != CUDA_SUCCESS)
         return tu_gpu_error(gpus, result, "allocating the place of faults");
+    result = driver->cuMemHostGetDevicePointer(&gpu->fault_here, gpu->fault, 0);
+    if (result != CUDA_SUCCESS) {
+        driver->cuMemFreeHost(gpu->fault);
+        return tu_gpu_error(gpus, result, "asking for the place of faults");
+    }
     memset(gpu->fault, 0, sizeof *gpu->fault);
     result = load_images(gpus, gpu);
-    if (result == CUDA_SUCCESS)
-        result = tu_gpu_together_load(gpus, gpu);
     if (result == CUDA_SUCCESS)
         return TUTTI_OK;
     driver->cuMemFreeHost(gpu->fault);
@@ -572,11 +582,8 @@ static void close_gpu(tu_gpus *gpus, tu_gpu *gpu) {
         tu_gpu_quick_end(gpus, gpu);
         tu_gpu_products_end(gpus, gpu);
         tu_gpu_memory_end(gpus, gpu);
-        for (int i = 0; i < TU_TENSOR_IMAGES; i++)
-            gpus->driver.cuModuleUnload(gpu->modules[i]);
+        unload_images(gpus, gpu);
         written_end(gpus, gpu);
-        if (gpu->together != NULL)
-            gpus->driver.cuModuleUnload(gpu->together);
         gpus->driver.cuMemFreeHost(gpu->fault);
         gpus->driver.cuCtxPopCurrent(&popped);
     }

@@ -8,6 +8,7 @@
 #include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
+#include <sys/wait.h>
 
 #include <tutti/optimizer.h>
 #include <tutti/tensors.h>
@@ -138,6 +139,56 @@ TEST(a_comparison_whose_copy_fails_says_so) {
     }
     CHECK(failures > 0);
     CHECK_OK(tt_scope_close(&scope));
+    test_device_leave();
+}
+
+/* Of the stand-in: a process that has not used the device yet, whose nth call of the driver fails. */
+static void open_failing(void *driver, int nth) {
+    void (*fail)(int) = (void (*)(int))dlsym(driver, "standin_fail_call");
+    int (*left)(void) = (int (*)(void))dlsym(driver, "standin_calls_left");
+    int (*objects)(void) = (int (*)(void))dlsym(driver, "standin_objects");
+    int (*modules)(void) = (int (*)(void))dlsym(driver, "standin_modules");
+    tt_options options;
+    tt_scope scope = tt_scope_open();
+    fail(nth);
+    tt_tensor *x = tt_zeros(tt_shape(3), TUTTI_F32, on(&options, TUTTI_CUDA_AT(0)));
+    bool delivered = left() == 0;
+    fail(0);
+    CHECK(x != NULL || delivered);
+    if (x == NULL) {
+        CHECK(tutti_error_message()[0] != 0);
+        tt_error_clear();
+    }
+    tt_device_memory memory = TT_DEVICE_MEMORY_INIT;
+    if (x == NULL && modules() == 0) /* it is not open */
+        CHECK_EQ(objects(), 0);
+    CHECK_OK(tt_device_memory_get(TUTTI_CUDA_AT(0), &memory));
+    int opened = modules();
+    x = tt_zeros(tt_shape(3), TUTTI_F32, &options);
+    CHECK(x != NULL && tt_item(tt_sum(x)) == 0);
+    CHECK_EQ(modules(), opened);
+    CHECK_EQ(opened, 12); /* 11 images of operators and one of products that ranks make together */
+    CHECK_OK(tt_scope_close(&scope));
+    fflush(stdout);
+    _exit(delivered ? 0 : 3);
+}
+
+TEST(a_device_that_does_not_open_leaves_nothing_behind_and_opens_the_next_time) {
+    (void)there();
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (dlsym(driver, "standin_fail_call") == NULL)
+        SKIP("only a stand-in fails when it is told to");
+    int status = 0, nth = 0;
+    while (status == 0) {
+        fflush(NULL);
+        pid_t child = fork();
+        if (child == 0)
+            open_failing(driver, nth + 1);
+        CHECK(waitpid(child, &status, 0) == child);
+        nth++;
+    }
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 3);
+    CHECK(nth > 40);
     test_device_leave();
 }
 
