@@ -13,6 +13,7 @@
  * What is allocated while a stream is captured comes from segments of the graph's own, whoever began the capture: its
  * kernels use that memory whenever the graph runs, so that nobody else may have it.
  */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -203,9 +204,9 @@ static void collect_waiting(tu_gpus *gpus, tu_gpu *gpu, bool wait) {
 
 /* ---- segments ---- */
 
-/* Gives segments back that are spare as a whole. The driver waits for what still runs on them. */
-static void give_back(tu_gpus *gpus, tu_gpu *gpu) {
-    tu_gpu_segment *next;
+/* Takes segments out that are spare as a whole. */
+static tu_gpu_segment *take_spare(tu_gpu *gpu) {
+    tu_gpu_segment *taken = NULL, *next;
     for (tu_gpu_segment *segment = gpu->segments; segment != NULL; segment = next) {
         next = segment->next;
         tu_gpu_piece *piece = segment->first;
@@ -215,11 +216,32 @@ static void give_back(tu_gpus *gpus, tu_gpu *gpu) {
         *segment->link = segment->next;
         if (segment->next != NULL)
             segment->next->link = segment->link;
+        segment->next = taken;
+        taken = segment;
+    }
+    return taken;
+}
+
+/* Gives them back. The driver waits for what still runs on them, or on anything, and that may wait for other ranks of
+ * this process, which allocate meanwhile: so the lock is given up for a while. */
+static void give_back(tu_gpus *gpus, tu_gpu *gpu) {
+    tu_gpu_segment *taken = take_spare(gpu);
+    size_t bytes = 0;
+    if (taken == NULL)
+        return;
+    gpu->going++;
+    pthread_mutex_unlock(&gpu->lock);
+    while (taken != NULL) {
+        tu_gpu_segment *segment = taken;
+        taken = segment->next;
         gpus->driver.cuMemFree(segment->address);
-        gpu->usage.reserved -= segment->bytes;
-        free(piece);
+        bytes += segment->bytes;
+        free(segment->first);
         free(segment);
     }
+    pthread_mutex_lock(&gpu->lock);
+    gpu->usage.reserved -= bytes;
+    gpu->going--;
 }
 
 static size_t segment_bytes(size_t bytes) {
@@ -271,22 +293,62 @@ static tutti_status no_memory(const tu_gpus *gpus, const tu_gpu *gpu, int index,
         index, bytes, usage->allocated, usage->reserved);
 }
 
+/* Whether it will be over without anything that this process has still to do: see is_over. */
+static bool is_awaited(const tu_gpus *gpus, const tu_gpu_piece *piece) {
+    for (const tu_gpu_use *use = piece->uses; use != NULL; use = use->next) {
+        if (use->event == NULL)
+            return false;
+        if (gpus->driver.cuEventQuery(use->event) == CUDA_ERROR_NOT_READY)
+            return true;
+    }
+    return true;
+}
+
+/* Where there may be room later: streams have used what came back, or another thread is giving segments back. Other
+ * ranks of this process may hold those streams up until they have allocated, too: so the lock is theirs meanwhile. */
+static bool let_others_go_on(const tu_gpus *gpus, tu_gpu *gpu) {
+    const tu_gpu_piece *piece = gpu->waiting;
+    while (piece != NULL && !is_awaited(gpus, piece))
+        piece = piece->next;
+    if (piece == NULL && gpu->going == 0)
+        return false;
+    pthread_mutex_unlock(&gpu->lock);
+    sched_yield();
+    pthread_mutex_lock(&gpu->lock);
+    return true;
+}
+
+/* Where there is no room: of what is spare, or in place of it, now or when the streams are past it that used it. */
+static CUresult make_room(tu_gpus *gpus, tu_gpu *gpu, CUstream stream, size_t bytes, size_t whole, CUdeviceptr *address,
+                          tu_gpu_piece **piece) {
+    CUresult result;
+    gpu->usage.retries++;
+    do {
+        collect_waiting(gpus, gpu, false);
+        if ((*piece = find_spare(gpu, stream, NULL, bytes)) != NULL) {
+            pull(*piece);
+            return CUDA_SUCCESS;
+        }
+        give_back(gpus, gpu);
+        result = take(gpus, gpu, whole, address);
+    } while (result == CUDA_ERROR_OUT_OF_MEMORY && let_others_go_on(gpus, gpu));
+    return result;
+}
+
 /* A new segment's piece; where there is no room, after what is spare went back. */
 static tutti_status reserve(tu_gpus *gpus, tu_gpu *gpu, int index, CUstream stream, tu_gpu_graph *graph, size_t bytes,
                             tu_gpu_piece **piece) {
     size_t whole = segment_bytes(bytes);
     CUdeviceptr address = 0;
     CUresult result = take(gpus, gpu, whole, &address);
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && graph == NULL) {
-        gpu->usage.retries++;
-        collect_waiting(gpus, gpu, true);
-        give_back(gpus, gpu);
-        result = take(gpus, gpu, whole, &address);
-    }
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && graph == NULL)
+        result = make_room(gpus, gpu, stream, bytes, whole, &address, piece);
     if (result == CUDA_ERROR_OUT_OF_MEMORY)
         return no_memory(gpus, gpu, index, bytes);
     if (result != CUDA_SUCCESS)
         return tu_gpu_error(gpus, result, "cuMemAlloc");
+    if (*piece != NULL)
+        return TUTTI_OK;
     *piece = add_segment(gpu, stream, graph, address, whole);
     if (*piece != NULL)
         return TUTTI_OK;

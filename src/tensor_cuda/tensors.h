@@ -100,6 +100,7 @@ typedef struct tu_gpu {
     tu_gpu_piece *recent[TU_RECENT_CLASSES]; /* of each small class one that was just released, as a whole */
     tu_gpu_piece *waiting;
     tu_gpu_segment *segments;
+    int going; /* threads that give segments back, which still count as reserved */
     tu_device_usage usage;
     /* Captures that are under way. Written under the lock, the stream last; a thread looks for its own without it. */
     int capture_count;

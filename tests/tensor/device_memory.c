@@ -7,6 +7,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include <tutti/tensors.h>
 
@@ -163,6 +164,74 @@ TEST(memory_that_another_stream_uses_is_not_given_out_before) {
     CHECK(found);
     CHECK_OK(tt_scope_close(&scope));
     tt_stream_release(device, stream);
+    test_device_leave();
+}
+
+/* A stream that is held up until another thread has allocated, which begins when the first one has found no room. */
+typedef struct held_up {
+    tutti_device device;
+    uint64_t retries;
+    _Atomic int allocated;
+} held_up;
+
+static void await_allocation(void *argument) {
+    while (atomic_load(&((held_up *)argument)->allocated) == 0)
+        usleep(100);
+}
+
+static void *allocate_meanwhile(void *argument) {
+    held_up *of = argument;
+    tt_options options;
+    while (usage(of->device).retries == of->retries)
+        usleep(100);
+    tt_scope scope = tt_scope_open();
+    tt_tensor *x = tt_empty(tt_shape(16), TUTTI_F32, on(&options, of->device));
+    atomic_store(&of->allocated, x != NULL ? 1 : 2);
+    tutti_status status = tt_scope_close(&scope);
+    return status == TUTTI_OK ? of : NULL;
+}
+
+/* Gives the stream what calls a function of the host. */
+static void call_on(void *stream, void (*function)(void *), void *argument) {
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), *launch = NULL, *retain = NULL, *set = NULL,
+         *context = NULL;
+    int (*get)(const char *, void **, int, uint64_t, int *) =
+        (int (*)(const char *, void **, int, uint64_t, int *))dlsym(driver, "cuGetProcAddress_v2");
+    CHECK(get("cuLaunchHostFunc", &launch, 12000, 0, NULL) == 0 &&
+          get("cuDevicePrimaryCtxRetain", &retain, 12000, 0, NULL) == 0 &&
+          get("cuCtxSetCurrent", &set, 12000, 0, NULL) == 0);
+    CHECK(((int (*)(void **, int))retain)(&context, 0) == 0 && ((int (*)(void *))set)(context) == 0);
+    CHECK(((int (*)(void *, void (*)(void *), void *))launch)(stream, function, argument) == 0);
+}
+
+TEST(who_waits_for_memory_that_streams_use_keeps_nobody_from_allocating_whom_they_wait_for) {
+    tutti_device device = there();
+    tt_options options;
+    const char *streams = getenv("STANDIN_STREAMS");
+    if (access("/dev/nvidiactl", F_OK) != 0 && (streams == NULL || strcmp(streams, "apart") != 0))
+        SKIP("here the stand-in runs everything at once");
+    const int64_t bytes = 20 << 20; /* a segment of its own */
+    held_up held = { .device = device };
+    void *other = tt_stream_new(device), *good;
+    pthread_t thread;
+    tt_scope scope = tt_scope_open();
+    CHECK(tt_zeros(tt_shape(16), TUTTI_F32, on(&options, device)) != NULL); /* beside it there is room for the thread */
+    tt_scope inner = tt_scope_open();
+    tt_tensor *x = tt_zeros(tt_shape(bytes), TUTTI_U8, &options);
+    const void *memory = tt_data(x);
+    CHECK(tt_synchronize(device));
+    call_on(other, await_allocation, &held);
+    CHECK(tt_stream_set(device, other) && tt_fill_(x, 1) != NULL && tt_stream_set(device, NULL));
+    CHECK_OK(tt_scope_close(&inner));
+    CHECK_OK(tt_device_memory_limit(device, usage(device).reserved));
+    held.retries = usage(device).retries;
+    CHECK_EQ(pthread_create(&thread, NULL, allocate_meanwhile, &held), 0);
+    x = tt_empty(tt_shape(bytes), TUTTI_U8, &options);
+    CHECK(x != NULL && tt_data(x) == memory);
+    CHECK_EQ(pthread_join(thread, &good), 0);
+    CHECK(good != NULL && atomic_load(&held.allocated) == 1);
+    CHECK_OK(tt_scope_close(&scope));
+    tt_stream_release(device, other);
     test_device_leave();
 }
 
