@@ -740,10 +740,18 @@ enum {
     FEW_BLOCKS = 64
 };
 
+tutti_dtype tu_fused_real_of(tutti_dtype dtype, int64_t *count) {
+    if (!tu_is_complex(dtype))
+        return dtype;
+    *count *= 2;
+    return dtype == TUTTI_C64 ? TUTTI_F32 : TUTTI_F64;
+}
+
 tutti_status tu_fused_add_beside(tu_fused_run *run, size_t offset, void *to, int64_t count, tutti_dtype dtype,
                                  tutti_reduction reduction, bool last) {
     const char *first = tu_symmetric_mapped(run->peers, 0), *second = tu_symmetric_mapped(run->peers, 1);
     size_t from = stage_offset(run->room) + offset + (size_t)(run->rank * count) * tu_dtype_bytes[dtype];
+    dtype = tu_fused_real_of(dtype, &count);
     tu_launch_parts parts = { .from = tu_place_of(first + from),
                               .out = tu_place_of(to),
                               .step = second - first,

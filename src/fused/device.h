@@ -131,6 +131,8 @@ tutti_status tu_fused_scatter_together(tu_fused_run *run, tu_device_together *pr
  * are made together, else `bytes` of all of them. */
 tutti_status tu_fused_open_scatter(tu_fused_run *run, const tu_fused_signature *signature, size_t bytes, int64_t rows,
                                    int64_t columns, char **stage);
+/* Complex numbers are added by their real view: its dtype, and *count, which becomes that of its elements. */
+tutti_dtype tu_fused_real_of(tutti_dtype dtype, int64_t *count);
 /* Beside the stream, behind what it holds and when all ranks have come so far: the sum or average of what all ranks
  * have for this one in a piece of their stages, which has `count` elements for each rank one after the other, `offset`
  * bytes behind its start. `last`: nothing is multiplied meanwhile. */

@@ -318,22 +318,13 @@ static tu_fused_signature sign_gather(const tu_call *call, int gather_dim) {
     return signature;
 }
 
-static tutti_status check_complex(const tu_call *call) {
-    return !tu_is_complex(call->inputs[0]->dtype)
-               ? TUTTI_OK
-               : tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
-                               tutti_device_name(call->device));
-}
-
 static tutti_status gather_matmul(tu_call *call, int gather_dim, bool return_a, tutti_group *group) {
     const tt_tensor *shard = call->inputs[0];
     bool last = gather_dim == shard->ndim - 1;
     right_side rights[TU_FUSED_MOST_BS] = { { NULL } };
-    tutti_status status = check_complex(call);
     tt_tensor *front = last ? tu_tensor_hold(call->inputs[0]) : tu_fused_front(shard, gather_dim),
               *dense = front != NULL ? rows_of(front) : NULL;
-    if (status == TUTTI_OK && dense == NULL)
-        status = TUTTI_ERROR_MEMORY;
+    tutti_status status = dense != NULL ? TUTTI_OK : TUTTI_ERROR_MEMORY;
     shard_products job = { .rows = tu_fused_row_count(shard),
                            .depth = shard->sizes[shard->ndim - 1],
                            .dtype = shard->dtype,
@@ -401,11 +392,10 @@ tutti_status tu_fused_all_gather_matmul_multimem_cuda(tu_call *call) {
     const tu_fused_all_gather_matmul_multimem_attributes *attributes = call->attributes;
     tutti_group *group = attributes->group;
     tu_fused_run run;
-    tutti_status status = check_complex(call);
-    if (tutti_group_size(group) == 1 || tu_fused_is_fake(group) || status != TUTTI_OK)
+    if (tutti_group_size(group) == 1 || tu_fused_is_fake(group))
         return gather_matmul(call, 0, false, group);
     tu_fused_signature signature = sign_gather(call, 0);
-    status = tu_fused_begin(&run, call, group);
+    tutti_status status = tu_fused_begin(&run, call, group);
     return status == TUTTI_OK ? tu_fused_end(&run, multiply_by_multicast(&run, &signature)) : status;
 }
 

@@ -169,15 +169,14 @@ static tutti_status add_to(const tu_call *call, tt_tensor *out, tt_tensor *x) {
 /* One rank, or one whose other ranks are made up and have what this one has: the sum of so many equal blocks. */
 static tutti_status make_alone(partials *job, char *to) {
     int ranks = job->run.size;
-    tutti_dtype wide = tu_compute_dtype(job->block.dtype);
+    int64_t count = job->rows * job->block.columns;
+    tutti_dtype real = tu_fused_real_of(job->block.dtype, &count), wide = tu_compute_dtype(real);
     tutti_status status = produce(job, job->run.rank, 1, 0, job->rows, to);
     if (status != TUTTI_OK || ranks == 1 || job->block.reduction == TUTTI_AVG)
         return status;
-    tu_shape shape = { .dtype = job->block.dtype,
-                       .device = job->run.device->number,
-                       .ndim = 1,
-                       .sizes = { job->rows * job->block.columns },
-                       .strides = { 1 } };
+    tu_shape shape = {
+        .dtype = real, .device = job->run.device->number, .ndim = 1, .sizes = { count }, .strides = { 1 }
+    };
     tu_storage *storage = tu_storage_wrap(to, (size_t)job->rows * job->block.row_bytes, NULL, NULL);
     if (storage != NULL)
         storage->device = shape.device;
@@ -266,13 +265,9 @@ tutti_status tu_fused_matmul_reduce_scatter_cuda(tu_call *call) {
     const tu_fused_matmul_reduce_scatter_attributes *attributes = call->attributes;
     const tt_tensor *out = call->outputs[0];
     int dim = attributes->scatter_dim;
-    tutti_status status = TUTTI_OK;
-    if (tu_is_complex(out->dtype))
-        status = tu_call_error(call, TUTTI_ERROR_UNSUPPORTED, "there is no kernel for complex numbers on the device %s",
-                               tutti_device_name(call->device));
-    tt_tensor *front = status == TUTTI_OK ? tu_fused_scattered_rows(call->inputs[0], dim) : NULL;
+    tt_tensor *front = tu_fused_scattered_rows(call->inputs[0], dim);
     if (front == NULL)
-        return tu_fused_refuse(attributes->group, call->entry->name, status == TUTTI_OK ? TUTTI_ERROR_MEMORY : status);
+        return tu_fused_refuse(attributes->group, call->entry->name, TUTTI_ERROR_MEMORY);
     partials job = { .run = { .call = call },
                      .block = tu_fused_block_of(out, dim, attributes->reduction, attributes->group),
                      .rows = tu_fused_row_count(out),
@@ -282,7 +277,7 @@ tutti_status tu_fused_matmul_reduce_scatter_cuda(tu_call *call) {
                      .rhs = call->inputs[1],
                      .dtype = out->dtype };
     tu_fused_signature signature = sign_scatter(call, attributes->reduction, dim);
-    status = scatter(&job, attributes->group, &signature);
+    tutti_status status = scatter(&job, attributes->group, &signature);
     tu_tensor_drop(front);
     return status;
 }

@@ -17,8 +17,8 @@
 /* ---- one rank, and made up ones ---- */
 
 static void check_alone(tutti_group *group) {
-    tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F8_E4M3, TUTTI_I32 };
-    for (int i = 0; i < 4; i++)
+    tutti_dtype dtypes[] = { TUTTI_F32, TUTTI_BF16, TUTTI_F8_E4M3, TUTTI_I32, TUTTI_C64 };
+    for (int i = 0; i < 5; i++)
         for (int dim = 0; dim < 3; dim++) {
             int ranks = tutti_group_size(group);
             tt_tensor *x = whole(tt_shape(4, 8, 12), dtypes[i], 1), *left, *other,
@@ -95,23 +95,6 @@ TEST(a_rank_among_made_up_ones_computes_what_it_computes_on_the_cpu) {
     test_device_leave();
 }
 
-TEST(complex_numbers_are_refused_by_the_name_of_the_device) {
-    tutti_world *world;
-    if (test_device() == TUTTI_CPU)
-        SKIP("this is the cpu");
-    CHECK_OK(tutti_world_open(NULL, &world));
-    tutti_group *group = tutti_world_group(world);
-    tt_scope scope = tt_scope_open();
-    tt_tensor *x = there(whole(tt_shape(4, 4), TUTTI_C64, 1));
-    FAILS(tt_fused_all_gather_matmul(x, tt_tensors(x), 0, group, NULL), TUTTI_ERROR_UNSUPPORTED,
-          "there is no kernel for complex numbers on the device cuda:0");
-    FAILS(tt_fused_matmul_reduce_scatter(x, x, TUTTI_SUM, 0, group), TUTTI_ERROR_UNSUPPORTED,
-          "there is no kernel for complex numbers on the device cuda:0");
-    CHECK_OK(tt_scope_close(&scope));
-    CHECK_OK(tutti_world_close(world));
-    test_device_leave();
-}
-
 /* ---- several ranks ---- */
 
 static void check_gather(tutti_group *group, tt_dims shape, int dim, tutti_dtype dtype, tt_tensor *shard) {
@@ -144,6 +127,45 @@ TEST_RANKS(every_dimension_is_gathered_from_shards_of_any_layout) {
             check_gather(group, shape, dim, dtypes[i], /* by rows on one rank, by columns on the others */
                          rank == 0 ? there(x) : tt_transpose(there(tt_contiguous(tt_transpose(x, 0, 1))), 0, 1));
         }
+    END;
+}
+
+/* Small whole numbers; of complex types in both parts. */
+static tt_tensor *of_any_type(tt_dims shape, tutti_dtype dtype, int64_t seed) {
+    if (dtype != TUTTI_C64 && dtype != TUTTI_C128)
+        return whole(shape, dtype, seed);
+    shape.at[shape.count++] = 2;
+    return tt_view_as_complex(whole(shape, dtype == TUTTI_C64 ? TUTTI_F32 : TUTTI_F64, seed));
+}
+
+static void check_type(tutti_group *group, tutti_dtype dtype) {
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
+    tt_tensor *x = of_any_type(tt_shape(2 * ranks, 3), dtype, rank), *gathered, *other;
+    for (int dim = 0; dim < 2; dim++) {
+        tt_tensor *right = of_any_type(tt_shape(dim == 1 ? 3 * ranks : 3, 2 * ranks), dtype, 9);
+        tt_tensor_list here = tt_fused_all_gather_matmul(x, tt_tensors(right), dim, group, &gathered),
+                       made = tt_fused_all_gather_matmul(there(x), tt_tensors(there(right)), dim, group, &other);
+        CHECK(made.count == 1 && tt_dtype(made.at[0]) == dtype);
+        CHECK(tt_equal(back(made.at[0]), here.at[0]) && tt_equal(back(other), gathered));
+    }
+    tt_tensor *right = of_any_type(tt_shape(3, 2 * ranks), dtype, 9);
+    CHECK(tt_equal(back(tt_fused_all_gather_matmul_native(there(x), there(right), group, NULL)),
+                   tt_fused_all_gather_matmul_native(x, right, group, NULL)));
+    for (int form = 0; form < 4; form++) {
+        tutti_reduction reduction = form / 2 == 0 ? TUTTI_SUM : TUTTI_AVG;
+        tt_tensor *part = tt_fused_matmul_reduce_scatter(there(x), there(right), reduction, form % 2, group);
+        CHECK(part != NULL && tt_dtype(part) == dtype);
+        CHECK(tt_equal(back(part), tt_fused_matmul_reduce_scatter(x, right, reduction, form % 2, group)));
+    }
+}
+
+TEST_RANKS(every_dtype_that_can_be_multiplied_can_be_gathered_and_scattered_on_the_device) {
+    static const tutti_dtype dtypes[] = { TUTTI_F64, TUTTI_F32, TUTTI_F16, TUTTI_BF16, TUTTI_F8_E4M3, TUTTI_F8_E5M2,
+                                          TUTTI_I8,  TUTTI_I16, TUTTI_I32, TUTTI_I64,  TUTTI_U8,      TUTTI_U16,
+                                          TUTTI_U32, TUTTI_U64, TUTTI_C64, TUTTI_C128 };
+    BEGIN;
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
+        check_type(group, dtypes[i]);
     END;
 }
 
@@ -331,9 +353,10 @@ static void check_multimem(tutti_world *world, void *software) {
     CHECK(tt_stream_set(test_device(), stream));
     BEGIN;
     tt_dims shape = tt_shape(24, 32);
-    tt_tensor *right = whole(tt_shape(32, 16), TUTTI_BF16, 5), *all = all_of(shape, TUTTI_BF16, ranks, 0);
-    for (int round = 0; round < 3; round++) {
-        tt_tensor *shard = there(whole(shape, TUTTI_BF16, rank));
+    for (int round = 0; round < 4; round++) {
+        tutti_dtype dtype = round == 2 ? TUTTI_C64 : TUTTI_BF16;
+        tt_tensor *right = whole(tt_shape(32, 16), dtype, 5), *all = all_of(shape, dtype, ranks, 0),
+                  *shard = there(whole(shape, dtype, rank));
         tt_tensor_list made = tt_fused_all_gather_matmul_multimem(shard, tt_tensors(there(right), there(right)), group);
         CHECK_EQ(made.count, software != NULL ? 2 : 0);
         if (software != NULL)
@@ -355,12 +378,18 @@ TEST(every_rank_has_the_multimem_form_where_there_is_multicast) {
     test_device_leave();
 }
 
-TEST_RANKS(gradients_are_fused_forms_and_agree_with_the_cpu) {
-    BEGIN;
+static tt_tensor *sum_of_squares(tt_tensor *x) {
+    bool complex = tt_dtype(x) == TUTTI_C128;
+    return tt_sum(tt_square(complex ? tt_view_as_real(x) : x));
+}
+
+static void check_gradients(tutti_group *group, tutti_dtype dtype) {
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
     tt_tensor *grads[2][4];
     for (int on = 0; on < 2; on++) {
-        tt_tensor *x = whole(tt_shape(4 * ranks, 16), TUTTI_F32, rank), *right = whole(tt_shape(16, 8), TUTTI_F32, 3),
-                  *y = whole(tt_shape(4, 16), TUTTI_F32, rank + 50), *other = whole(tt_shape(16, 8), TUTTI_F32, 4);
+        tt_tensor *x = of_any_type(tt_shape(4 * ranks, 16), dtype, rank),
+                  *right = of_any_type(tt_shape(16, 8), dtype, 3), *y = of_any_type(tt_shape(4, 16), dtype, rank + 50),
+                  *other = of_any_type(tt_shape(16, 8), dtype, 4);
         tt_tensor *leaves[4] = { x, right, y, other };
         for (int i = 0; i < 4; i++) {
             leaves[i] = tt_detach(on == 1 ? there(leaves[i]) : leaves[i]);
@@ -369,7 +398,7 @@ TEST_RANKS(gradients_are_fused_forms_and_agree_with_the_cpu) {
         tt_tensor *part = tt_fused_matmul_reduce_scatter(leaves[0], leaves[1], TUTTI_SUM, 0, group),
                   *all = tt_fused_all_gather_matmul(leaves[2], tt_tensors(leaves[3]), 0, group, NULL).at[0];
         counts found;
-        counted_backward(&found, tt_add(tt_sum(tt_mul(part, part)), tt_sum(tt_mul(all, all))));
+        counted_backward(&found, tt_add(sum_of_squares(part), sum_of_squares(all)));
         /* of the scatter's inputs one gather, which serves both; of the gather's one scatter and one gather */
         CHECK(found.gathers == 2 && found.scatters == 1 && found.plain == 0);
         for (int i = 0; i < 4; i++)
@@ -377,6 +406,12 @@ TEST_RANKS(gradients_are_fused_forms_and_agree_with_the_cpu) {
     }
     for (int i = 0; i < 4; i++)
         CHECK(grads[1][i] != NULL && tt_equal(grads[1][i], grads[0][i]));
+}
+
+TEST_RANKS(gradients_are_fused_forms_and_agree_with_the_cpu) {
+    BEGIN;
+    check_gradients(group, TUTTI_F32);
+    check_gradients(group, TUTTI_C128);
     END;
 }
 
