@@ -378,6 +378,40 @@ TEST(every_rank_has_the_multimem_form_where_there_is_multicast) {
     test_device_leave();
 }
 
+/* The plain collectives, then the products: also of what is one kernel else. */
+static void check_test_mode(tutti_group *group, tutti_dtype dtype) {
+    int rank = tutti_group_rank(group), ranks = tutti_group_size(group);
+    tt_dims shape = tt_shape(2 * ranks, 3 * ranks, 16);
+    tt_tensor *x = there(of_any_type(shape, dtype, rank)), *all;
+    for (int dim = 0; dim < 3; dim++) {
+        tt_tensor *right = there(of_any_type(tt_shape(dim == 2 ? 16 * ranks : 16, 8 * ranks), dtype, 5)),
+                  *narrow = there(of_any_type(tt_shape(16, 8 * ranks), dtype, 6 + rank)), *product;
+        tt_tensor_list made = tt_fused_all_gather_matmul(x, tt_tensors(right), dim, group, &all);
+        tt_tensor *gathered = tt_all_gather(x, dim, group);
+        CHECK(made.count == 1 && tt_equal(all, gathered) && tt_equal(made.at[0], tt_matmul(gathered, right)));
+        for (int average = 0; average < 2; average++) {
+            tutti_reduction reduction = average ? TUTTI_AVG : TUTTI_SUM;
+            product = tt_reduce_scatter(tt_matmul(x, narrow), reduction, dim, group);
+            CHECK(tt_equal(tt_fused_matmul_reduce_scatter(x, narrow, reduction, dim, group), product));
+        }
+    }
+}
+
+TEST_RANKS(test_mode_takes_the_plain_collectives_for_products_on_the_device) {
+    BEGIN;
+    const char *name = tutti_group_name(group);
+    int64_t before = tu_fused_together(group);
+    CHECK(tt_symm_test_begin(1, &name));
+    check_test_mode(group, TUTTI_F32);
+    check_test_mode(group, TUTTI_BF16);
+    check_test_mode(group, TUTTI_C64);
+    for (int by_rows = 0; by_rows < 2; by_rows++)
+        check_scaled(group, 32, by_rows != 0);
+    tt_symm_test_end();
+    CHECK_EQ(tu_fused_together(group), before);
+    END;
+}
+
 static tt_tensor *sum_of_squares(tt_tensor *x) {
     bool complex = tt_dtype(x) == TUTTI_C128;
     return tt_sum(tt_square(complex ? tt_view_as_real(x) : x));
