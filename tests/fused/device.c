@@ -851,6 +851,50 @@ TEST_RANKS(compiled_functions_use_fused_products_on_the_device_forward_and_backw
     END;
 }
 
+/* From the third call on a graph of the device, with the fused forms in it. */
+static void check_replayed(tutti_group *group, tutti_dtype dtype) {
+    enum {
+        CALLS = 7
+    };
+    layer of = { group };
+    int rank = tutti_group_rank(group);
+    tt_compiled *fast;
+    tt_tensor *up = there(whole(tt_shape(32, 16), dtype, 70 + rank)),
+              *down = there(whole(tt_shape(16, 8), dtype, 80 + rank)), *found[CALLS], *expected[CALLS];
+    CHECK(tt_compile(
+        split_layer, &of,
+        TUTTI_OPTIONS(tt_compile_options, .with = "gather_matmul,matmul_scatter", .full = true, .replay = true),
+        &fast));
+    for (int i = 0; i < CALLS; i++) {
+        tt_tensor *x = there(whole(tt_shape(16, 32), dtype, rank + 10 * i));
+        CHECK_EQ(split_layer(tt_tensors(x, up, down), &expected[i], &of), 1);
+        CHECK(tt_synchronize(test_device())); /* ranks that are threads launch together */
+        CHECK_OK(tutti_barrier(group, NULL));
+        tt_tensor_list made = tt_compiled_call(fast, tt_tensors(x, up, down));
+        CHECK_OK(tt_error_show());
+        found[i] = made.at[0];
+    }
+    for (int i = 0; i < CALLS; i++)
+        CHECK(tt_equal(back(found[i]), back(expected[i])));
+    tt_compiled_counts counts = TT_COMPILED_COUNTS_INIT;
+    CHECK(tt_compiled_count(fast, &counts));
+    CHECK_EQ(counts.replays, CALLS - 2);
+    tt_compiled_release(&fast);
+    CHECK_OK(tutti_group_check(group));
+}
+
+TEST_RANKS(compiled_functions_are_replayed_with_their_fused_products) {
+    BEGIN;
+    tutti_group *fresh;
+    CHECK_OK(tutti_group_new(world, NULL, ranks, NULL, &fresh));
+    check_replayed(fresh, TUTTI_F32);
+    CHECK(tu_fused_device_bytes(fresh) > 0);
+    check_replayed(fresh, TUTTI_BF16);
+    CHECK_OK(tutti_barrier(group, NULL));
+    tutti_group_release(fresh);
+    END;
+}
+
 /* ---- death ---- */
 
 static tutti_status one_dies(tutti_world *world, void *argument) {
