@@ -1,12 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Passes that fuse collectives with matrix products: which patterns they take, which they leave, and that the numbers
- * stay the same. All numbers are small and whole, so that sums are exact in any order.
+ * stay the same; on the device that TEST_DEVICE names, where it names one. All numbers are small and whole, so that
+ * sums are exact in any order.
  */
 #include <tutti/fused.h>
 #include <tutti/tensors.h>
 
 #include "../harness.h"
+#define TEST_ON_DEVICE
+#include "../tensor/device.h"
+
+/* Ranks that are threads need a stream of a device each. */
+typedef struct place {
+    tt_scope scope;
+    void *stream;
+} place;
+
+static place begin(void) {
+    place here = { .scope = tt_scope_open() };
+    if (test_device() == TUTTI_CPU)
+        return here;
+    here.stream = tt_stream_new(test_device());
+    CHECK(tt_stream_set(test_device(), here.stream));
+    return here;
+}
+
+static void end(place *here, tutti_group *group) {
+    if (test_device() != TUTTI_CPU)
+        tt_stream_release(test_device(), here->stream);
+    CHECK_OK(tt_scope_close(&here->scope));
+    CHECK_OK(tutti_barrier(group, NULL));
+}
 
 /* How a function is called: the sizes of its inputs, and along which dimension it communicates. */
 typedef struct form {
@@ -80,7 +105,7 @@ static int fused_gathers(const form *of) {
 }
 
 TEST_WORLD(a_gather_is_fused_with_the_products_of_what_it_gathers, 2) {
-    tt_scope scope = tt_scope_open();
+    place here = begin();
     tutti_group *group = tutti_world_group(world);
     const form taken[] = {
         { group, 0, TUTTI_SUM, { 4, 6 }, 2, .keep = false },
@@ -101,8 +126,7 @@ TEST_WORLD(a_gather_is_fused_with_the_products_of_what_it_gathers, 2) {
     for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
         if (fused_gathers(&taken[i]) != 1)
             FAIL("form %zu was not fused", i);
-    CHECK_OK(tt_scope_close(&scope));
-    CHECK_OK(tutti_barrier(group, NULL));
+    end(&here, group);
 }
 
 static int right_depends(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
@@ -141,7 +165,7 @@ static int no_product(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
 }
 
 TEST_WORLD(a_gather_that_cannot_be_fused_stays, 2) {
-    tt_scope scope = tt_scope_open();
+    place here = begin();
     tutti_group *group = tutti_world_group(world);
     const form left[] = {
         { group, 1, TUTTI_SUM, { 4, 6 }, 2, .keep = false },    /* the last dimension, of few columns */
@@ -159,8 +183,7 @@ TEST_WORLD(a_gather_that_cannot_be_fused_stays, 2) {
         if (check(functions[i], &of, inputs, "gather_matmul", "fused_all_gather_matmul") != 0)
             FAIL("function %zu was fused", i);
     }
-    CHECK_OK(tt_scope_close(&scope));
-    CHECK_OK(tutti_barrier(group, NULL));
+    end(&here, group);
 }
 
 /* What the second matrix is made of stands behind the gather, and comes up. */
@@ -173,8 +196,16 @@ static int late_weight(tt_tensor_list inputs, tt_tensor **outputs, void *user) {
     return 2;
 }
 
+/* On a device every value of a graph has its name. */
+static void leave_out_device(char *text) {
+    char words[64];
+    int length = snprintf(words, sizeof words, " on %s", tutti_device_name(test_device()));
+    for (char *at = strstr(text, words); at != NULL; at = strstr(at, words))
+        memmove(at, at + length, strlen(at + length) + 1);
+}
+
 TEST_WORLD(what_a_fused_product_needs_comes_up_and_collectives_keep_their_order, 2) {
-    tt_scope scope = tt_scope_open();
+    place here = begin();
     const form of = { .group = tutti_world_group(world) };
     tt_tensor *x = numbers(tt_shape(4, 8), 1), *weight = numbers(tt_shape(3, 8), 2);
     tt_set_name(x, "x");
@@ -191,12 +222,12 @@ TEST_WORLD(what_a_fused_product_needs_comes_up_and_collectives_keep_their_order,
                            "    all_reduce: f32 [8, 3] = all_reduce(mul_scalar, reduction=sum, group=0)\n"
                            "    wait(all_reduce)\n"
                            "    return (fused_all_gather_matmul_1, all_reduce)\n";
+    leave_out_device(text);
     if (strcmp(text, expected) != 0)
         FAIL("the graph is\n%s", text);
     tutti_free(text);
     tt_graph_release(&graph);
-    CHECK_OK(tt_scope_close(&scope));
-    CHECK_OK(tutti_barrier(of.group, NULL));
+    end(&here, of.group);
 }
 
 /* ---- product, then reduce-scatter ---- */
@@ -226,7 +257,7 @@ static int fused_scatters(const form *of) {
 }
 
 TEST_WORLD(a_product_is_fused_with_its_reduce_scatter, 2) {
-    tt_scope scope = tt_scope_open();
+    place here = begin();
     tutti_group *group = tutti_world_group(world);
     const form taken[] = {
         { group, 0, TUTTI_SUM, { 4, 6 }, 2, .keep = false },
@@ -251,8 +282,7 @@ TEST_WORLD(a_product_is_fused_with_its_reduce_scatter, 2) {
     for (size_t i = 0; i < sizeof left / sizeof *left; i++)
         if (fused_scatters(&left[i]) != 0)
             FAIL("form %zu was fused", i);
-    CHECK_OK(tt_scope_close(&scope));
-    CHECK_OK(tutti_barrier(group, NULL));
+    end(&here, group);
 }
 
 /* ---- with scales ---- */
@@ -294,7 +324,7 @@ static tt_tensor_list scaled_inputs(tt_tensor **list, int rank, bool by_rows) {
 }
 
 TEST_WORLD(products_of_narrow_numbers_are_fused_with_their_scales, 2) {
-    tt_scope scope = tt_scope_open();
+    place here = begin();
     tutti_group *group = tutti_world_group(world);
     int rank = tutti_group_rank(group);
     tt_tensor *list[5];
@@ -322,8 +352,7 @@ TEST_WORLD(products_of_narrow_numbers_are_fused_with_their_scales, 2) {
     CHECK_EQ(check(scaled_scatter, &last, scaled_inputs(list, rank, true), "matmul_scatter",
                    "fused_scaled_matmul_reduce_scatter"),
              0);
-    CHECK_OK(tt_scope_close(&scope));
-    CHECK_OK(tutti_barrier(group, NULL));
+    end(&here, group);
 }
 
 /* Whether the graph, after the pass, has the text. */
@@ -339,7 +368,7 @@ static bool reads(tt_compile_function *function, const form *of, tt_tensor_list 
 }
 
 TEST_WORLD(fused_products_have_fast_sums_where_the_products_had, 2) {
-    tt_scope scope = tt_scope_open();
+    place here = begin();
     tutti_group *group = tutti_world_group(world);
     tt_tensor *list[5];
     tt_tensor_list inputs = scaled_inputs(list, tutti_group_rank(group), false);
@@ -351,8 +380,7 @@ TEST_WORLD(fused_products_have_fast_sums_where_the_products_had, 2) {
     CHECK(reads(scaled_scatter, &fast, inputs, "matmul_scatter", "use_fast_accum=true"));
     CHECK_EQ(check(scaled_gather, &fast, inputs, "gather_matmul", "fused_all_gather_scaled_matmul"), 1);
     CHECK_EQ(check(scaled_scatter, &fast, inputs, "matmul_scatter", "fused_scaled_matmul_reduce_scatter"), 1);
-    CHECK_OK(tt_scope_close(&scope));
-    CHECK_OK(tutti_barrier(group, NULL));
+    end(&here, group);
 }
 
 /* ---- which groups ---- */
@@ -385,6 +413,7 @@ TEST(only_groups_with_symmetric_memory_are_fused) {
     tutti_group_release(groups[1]);
     CHECK_OK(tt_scope_close(&scope));
     CHECK_OK(tutti_world_close(world));
+    test_device_leave();
 }
 
 /* ---- what products hide ---- */
@@ -418,12 +447,11 @@ static int fused_behind(const char *first, tutti_group *group, tt_tensor_list in
 }
 
 TEST_WORLD(collectives_that_products_hide_are_not_fused, 2) {
-    tt_scope scope = tt_scope_open();
+    place here = begin();
     tutti_group *group = tutti_world_group(world);
     tt_tensor_list inputs =
         tt_tensors(numbers(tt_shape(4, 6), tutti_group_rank(group) + 1), numbers(tt_shape(6, 5), 3));
     CHECK_EQ(fused_behind("dead", group, inputs), 2);
     CHECK_EQ(fused_behind("hide", group, inputs), 1);
-    CHECK_OK(tt_scope_close(&scope));
-    CHECK_OK(tutti_barrier(group, NULL));
+    end(&here, group);
 }
