@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <grp.h>
 #include <poll.h>
@@ -103,6 +104,35 @@ static void list_descriptors(void) {
 static bool has_children(void) {
     siginfo_t info = { 0 };
     return waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+/* ---- crashes ---- */
+
+/* Prints where it happened, as offsets that `addr2line -e` of the same build reads. The signal comes again when the
+ * handler returns, and ends the process as if nobody had looked. */
+static void tell_crash(int number, siginfo_t *about, void *context) {
+    static const char text[] = "    crashed here:\n";
+    void *calls[64];
+    (void)context;
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written;
+    backtrace_symbols_fd(calls, backtrace(calls, 64), STDERR_FILENO);
+    if (about->si_code <= 0) /* somebody sent it */
+        raise(number);
+}
+
+/* The first call loads what walks the stack, which a handler must not. */
+static void prepare_for_crashes(void) {
+    void *call;
+    backtrace(&call, 1);
+}
+
+static void watch_crashes(void) {
+    struct sigaction action = { .sa_sigaction = tell_crash, .sa_flags = SA_SIGINFO | SA_RESETHAND | SA_NODEFER };
+    if (test_sanitized()) /* it tells more */
+        return;
+    sigaction(SIGSEGV, &action, NULL);
+    sigaction(SIGFPE, &action, NULL);
 }
 
 /* ---- running one test ---- */
@@ -307,6 +337,7 @@ static int run_test(const test_case *test) {
         setpgid(0, 0);
         tell_guardian(getpid()); /* here, so that there is no moment in which it does not know */
         close(guardian);
+        watch_crashes();
         exit(run_body(test)); /* exit, not _exit: LeakSanitizer reports there */
     }
     setpgid(child, child);
@@ -366,8 +397,10 @@ int main(int argc, char **argv) {
         printf("skipped: this machine has no %s\n", getenv("TUTTI_ISA"));
         return EXIT_SKIP;
     }
-    if (!list)
+    if (!list) {
+        prepare_for_crashes();
         start_guardian();
+    }
     for (test_case *test = tests; test != NULL; test = test->next) {
         if (list) {
             printf("%s\n", test->name);

@@ -9,8 +9,9 @@
  *
  * Each test runs in a process of its own with a time limit; afterwards the harness checks that it left no descriptors,
  * no mappings of Tutti's memory and no processes behind; when the program itself is killed, the test that runs is
- * killed with all it started. A failed CHECK prints where and ends that process. The program
- * prints one line per test and closes with "N passed, N failed, N skipped"; it exits 0, 1 or 77 (nothing but skips).
+ * killed with all it started. A failed CHECK prints where and ends that process; a crash prints the calls that led to
+ * it. The program prints one line per test and closes with "N passed, N failed, N skipped"; it exits 0, 1 or 77
+ * (nothing but skips).
  *
  * Arguments: a part of a name runs only the tests that contain it; --list lists them; --name value is for the tests
  * themselves, which ask test_option.
