@@ -149,18 +149,26 @@ static tu_backend_entry *load(const char *path, const char *name, search *search
     return entry;
 }
 
-/* Looks in each folder of a list separated by ':'. */
+/* Whether the folder at `at` stands in the list before: the folder beside the library is often the installed one. */
+static bool seen_before(const char *folders, const char *at, size_t length) {
+    for (const char *earlier = folders; earlier < at; earlier += strcspn(earlier, ":") + 1)
+        if (strcspn(earlier, ":") == length && strncmp(earlier, at, length) == 0)
+            return true;
+    return false;
+}
+
+/* Looks in each folder of a list separated by ':', once. */
 static tu_backend_entry *search_folders(const char *folders, const char *name, search *search) {
-    while (*folders != 0) {
-        size_t length = strcspn(folders, ":");
+    for (const char *at = folders; *at != 0;) {
+        size_t length = strcspn(at, ":");
         char path[PATH_MAX];
-        int written = snprintf(path, sizeof path, "%.*s/libtutti-%s.so", (int)length, folders, name);
-        if (length > 0 && written < (int)sizeof path) {
+        int written = snprintf(path, sizeof path, "%.*s/libtutti-%s.so", (int)length, at, name);
+        if (length > 0 && written < (int)sizeof path && !seen_before(folders, at, length)) {
             tu_backend_entry *entry = load(path, name, search);
             if (entry != NULL)
                 return entry;
         }
-        folders += length + (folders[length] == ':');
+        at += length + (at[length] == ':');
     }
     return NULL;
 }
@@ -178,7 +186,9 @@ static bool folder_beside(char folder[PATH_MAX]) {
     if (last == NULL)
         return false;
     *last = 0;
-    return snprintf(folder, PATH_MAX, "%s/tutti:%s/../lib/tutti", path, path) < PATH_MAX;
+    const char *parent = strrchr(path, '/');
+    int above = parent != NULL ? (int)(parent - path) : 0;
+    return snprintf(folder, PATH_MAX, "%s/tutti:%.*s/lib/tutti", path, above, path) < PATH_MAX;
 }
 
 /* The folders to look in, in order, separated by ':'. */
@@ -201,8 +211,9 @@ static tutti_status load_by(const tu_settings *settings, const char *name, tu_ba
         entry = search_folders(folders, name, &search);
     if (entry == NULL)
         return tu_error(TUTTI_ERROR_NOT_FOUND,
-                        "Tutti does not find allocation backend \"%s\" (%s): install the plug-in libtutti-%s.so, or "
-                        "name its folder in TUTTI_PLUGIN_PATH",
+                        "Tutti does not find allocation backend \"%s\" (%s): install the plug-in libtutti-%s.so, which "
+                        "Tutti's build makes where it finds what that needs (see the README), or name its folder in "
+                        "TUTTI_PLUGIN_PATH",
                         name, search.tried[0] != 0 ? search.tried : "there is no folder to look in", name);
     *result = entry;
     return TUTTI_OK;

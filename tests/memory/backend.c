@@ -42,12 +42,23 @@ TEST(an_unknown_backend_is_not_found_and_the_error_says_where_it_looked) {
     setenv("TUTTI_PLUGIN_PATH", "/nowhere:/usr/lib/none", 1);
     tutti_world *world = open_alone();
     CHECK_STATUS(tutti_memory_set_backend(world, TUTTI_CUDA, "abacus"), TUTTI_ERROR_NOT_FOUND);
-    CHECK_MESSAGE("does not find allocation backend");
+    CHECK_MESSAGE("does not find allocation backend \"abacus\"");
     CHECK_MESSAGE("/nowhere/libtutti-abacus.so");
     CHECK_MESSAGE("/usr/lib/none/libtutti-abacus.so");
     CHECK_STATUS(tutti_memory_set_backend(world, TUTTI_CUDA, "../evil"), TUTTI_ERROR_NOT_FOUND);
     CHECK_STATUS(tutti_memory_set_backend(world, TUTTI_CUDA, ""), TUTTI_ERROR_NOT_FOUND);
     CHECK_STATUS(tutti_memory_set_backend(world, TUTTI_CUDA, NULL), TUTTI_ERROR_ARGUMENT);
+    CHECK_OK(tutti_world_close(world));
+}
+
+TEST(a_folder_that_is_named_twice_is_looked_at_once) {
+    setenv("TUTTI_PLUGIN_PATH", "/nowhere:/nowhere/else:/nowhere", 1);
+    tutti_world *world = open_alone();
+    CHECK_STATUS(tutti_memory_set_backend(world, TUTTI_CUDA, "abacus"), TUTTI_ERROR_NOT_FOUND);
+    const char *first = strstr(tutti_error_message(), "/nowhere/libtutti-abacus.so");
+    CHECK(first != NULL && strstr(first + 1, "/nowhere/libtutti-abacus.so") == NULL);
+    CHECK_MESSAGE("/nowhere/else/libtutti-abacus.so");
+    CHECK(strstr(tutti_error_message(), "/../") == NULL);
     CHECK_OK(tutti_world_close(world));
 }
 
