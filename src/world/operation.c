@@ -672,7 +672,8 @@ void tu_group_append_missing(tutti_group *group, const int *members, int count) 
 }
 
 void tu_group_append_remedy(const tutti_group *group) {
-    tu_error_append(". `tutti ps%s` shows all ranks while they hang; TUTTI_TIMEOUT gives them more time",
+    tu_error_append(". `tutti ps%s` shows all ranks while they hang; a longer timeout of the call or group, or else "
+                    "TUTTI_TIMEOUT, gives them more time",
                     group->local ? "" : " --hosts A,B");
 }
 

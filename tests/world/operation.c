@@ -125,6 +125,7 @@ TEST_WORLD(a_deadline_names_the_missing_rank_and_what_it_does_and_ends_the_group
         CHECK_MESSAGE("rank 2 (");
         CHECK_MESSAGE("last completed all_reduce 2");
         CHECK_MESSAGE("now in no call of Tutti");
+        CHECK_MESSAGE("a longer timeout of the call or group, or else TUTTI_TIMEOUT, gives them more time");
         tutti_error_info info = detail();
         CHECK_EQ(info.sequence, 3);
         CHECK_TEXT(info.operation, "all_reduce");
