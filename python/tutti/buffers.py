@@ -27,8 +27,16 @@ def dtype_name(dtype: Any) -> str:
         raise TypeError(f"tutti: {dtype!r} has the byte order of other machines")
     text = {"float": "f64", "int": "i64"}.get(text, text).replace("torch.", "")
     if text not in _BY_NAME:
-        raise TypeError(f"tutti: {dtype!r} is no element type; there are {', '.join(_TYPES)}")
+        raise TypeError(f"tutti: {dtype!r} is no element type{_instead(text)}; there are {', '.join(_TYPES)}")
     return _BY_NAME[text]
+
+
+def _instead(text: str) -> str:
+    """What somebody may have meant who comes from NumPy, whose short codes count bytes, or from PyTorch, whose to() takes devices."""
+    if text.split(":")[0] in ("cpu", "cuda", "meta"):
+        return " but a device, and tensors go there by to_device"
+    code = text[:1] + str(8 * int(text[1:])) if text[:1] in tuple("fiuc") and text[1:] in ("2", "4", "8", "16") else ""
+    return f"; NumPy's {text!r} is {code!r} here" if code in _TYPES else ""
 
 
 def dtype_number(dtype: Any) -> int:

@@ -133,6 +133,9 @@ def numbers_of_every_kind():
     raises(TypeError, tt.tensor, {"a": 1})
     raises(TypeError, tt.tensor, "text")
     raises(TypeError, tt.ones, 2, "f31")
+    assert "NumPy's 'f4' is 'f32' here" in str(raises(TypeError, tt.ones, 2, "f4"))
+    said = str(raises(TypeError, tt.ones(2).to, "cuda:1"))
+    assert said.startswith("tutti: to: argument 'dtype': 'cuda:1' is no element type but a device, and tensors go there by to_device;"), said
 
 
 def indexing_is_as_in_numpy():

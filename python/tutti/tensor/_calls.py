@@ -327,6 +327,7 @@ def _words(function, error):
         text = re.sub(r"^argument (\d+)", lambda match: f"argument {names[int(match[1]) - 1]!r}", text)
     kinds = {"OverflowError": OverflowError, "ValueError": ValueError, "ArgumentError": ValueError}
     kind = next((kinds[name] for name in kinds if f": {name}: " in text), TypeError)
+    text = re.sub(r": \w+Error: (tutti: )?", ": ", text, count=1)  # the kind is the exception's own
     return kind(f"tutti: {function.__name__[3:]}: {text}")
 
 
