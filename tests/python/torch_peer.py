@@ -685,6 +685,8 @@ def splits_that_are_data(rank, size, name, symm_mem):
 def errors(rank, size, gloo):
     text = str(raises(TypeError, dist.all_reduce, torch.eye(2).to_sparse()))
     assert "sparse" in text and "to_dense" in text, text
+    text = str(raises(ValueError, dist.all_reduce, torch.ones(2), op=dist._make_nccl_premul_sum(2.0)))
+    assert "has no reduction" in text and "PREMUL_SUM" in text, text
     raises(ValueError, dist.all_gather_into_tensor, torch.empty(3), torch.empty(2))
     raises(ValueError, dist.all_to_all_single, torch.empty(size), torch.empty(size), [1] * size, [2] * size)
     raises(ValueError, dist.all_to_all_single, torch.empty(size), torch.empty(size), [-1, 3] + [1] * (size - 2), [1] * size)

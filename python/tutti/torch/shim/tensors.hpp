@@ -100,9 +100,9 @@ template <class Element> Element &only(std::vector<Element> &elements, const cha
 inline tutti_reduction reduction(const c10d::ReduceOp &operation, const char *who) {
     static const tutti_reduction reductions[] = { TUTTI_SUM, TUTTI_AVG,  TUTTI_PRODUCT, TUTTI_MIN,
                                                   TUTTI_MAX, TUTTI_BAND, TUTTI_BOR,     TUTTI_BXOR };
-    TORCH_CHECK_VALUE(operation.op_ <= c10d::ReduceOp::BXOR, "tutti: ", who, " has no reduction number ",
-                      static_cast<int>(operation.op_),
-                      " of PyTorch's; there are SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR");
+    TORCH_CHECK_VALUE(operation.op_ <= c10d::ReduceOp::BXOR, "tutti: ", who, " has no reduction ",
+                      operation.op_ == c10d::ReduceOp::PREMUL_SUM ? "PREMUL_SUM" : "of that number",
+                      "; there are SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR");
     return reductions[operation.op_];
 }
 
