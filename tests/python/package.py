@@ -19,6 +19,7 @@ import time
 import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
+import harness  # noqa: E402
 from harness import raises, run  # noqa: E402
 import tutti  # noqa: E402
 from tutti import buffers as buffers_module  # noqa: E402
@@ -726,6 +727,16 @@ def every_function_of_c_is_at_hand():
     assert unwanted <= set(_interface.functions), unwanted - set(_interface.functions)
 
 
+def a_package_that_pip_has_built_looks_for_plug_ins_in_itself_alone():
+    if not harness.installed:
+        return
+    with tutti.World() as world:
+        text = str(raises(tutti.NotFoundError, world.set_memory_backend, "cuda", "abacus"))
+    own = pathlib.Path(tutti.__file__).resolve().parent
+    folders = [pathlib.Path(path).resolve() for path in re.findall(r"(/[^;()]*)/libtutti-abacus\.so: ", text)]
+    assert folders and all(own in folder.parents for folder in folders), text
+
+
 def the_package_is_python_of_3_9():
     """Its grammar; annotations that Python evaluates; and names that came to the standard library later. (`scripts/test python` runs it on a 3.9.)"""
     later = {"pairwise", "batched", "bit_count", "StrEnum", "TypeAlias", "ParamSpec", "Concatenate", "TypeGuard", "Self", "LiteralString", "Never", "assert_never",
@@ -757,4 +768,5 @@ if __name__ == "__main__":
          ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused, what_has_a_handle_is_not_copied,
          buffers_that_do_not_fit_are_refused, closed_groups_say_so, what_an_interrupt_leaves_running_keeps_its_buffers,
          an_interrupt_while_a_work_is_dropped_frees_nothing, a_signal_of_a_forked_child_ends_nothing_here,
-         a_library_of_another_version_is_refused, importing_is_quick_and_needs_nothing, every_function_of_c_is_at_hand, the_package_is_python_of_3_9))
+         a_library_of_another_version_is_refused, importing_is_quick_and_needs_nothing, every_function_of_c_is_at_hand,
+         a_package_that_pip_has_built_looks_for_plug_ins_in_itself_alone, the_package_is_python_of_3_9))
