@@ -12,6 +12,7 @@
 #include "../harness.h"
 #include "../instructions.h"
 #include "backend/cuda/params.h"
+#include "backend/nvshmem/params.h"
 #include "emulated/emulated.h"
 #include "kernel/kernel.h"
 
@@ -518,27 +519,53 @@ static void *end_group(void *argument) {
     return NULL;
 }
 
-/* The host says it a little later each time, and so once when some threads have looked and others have not. */
-static void look_at_different_moments(rank *rank) {
+/* The host says it a little later each time, and so once when some threads have looked and others have not. The block
+ * stands behind a kernel that never ends. */
+static void end_while_it_looks(rank *rank, emulated_kernel kernel, const void *args) {
     tu_cuda_words *words = &rank->machine->words[0];
-    if (rank->rank != 0) /* it does not come */
-        return;
     for (uint64_t i = 0; i < 300; i++) {
         pthread_t host;
         *words = (tu_cuda_words){ .fault = 0 };
-        tu_cuda_signal_args args = barrier_args(rank, 0);
-        args.timeout_ns = WAITS_NS;
-        args.group.place = 2; /* behind a kernel that never ends */
         ending ending = { rank, now_ns() + WAITS_NS + i * 1500 };
         CHECK_EQ(pthread_create(&host, NULL, end_group, &ending), 0);
-        emulated_launch(EMULATED_SIGNAL, 1, 512, &args); /* so many take a while to look */
+        emulated_launch(kernel, 1, 512, args); /* so many take a while to look */
         CHECK_EQ(pthread_join(host, NULL), 0);
         CHECK_EQ(words->ended, 1);
     }
 }
 
+static void look_at_different_moments(rank *rank) {
+    if (rank->rank != 0) /* it does not come */
+        return;
+    tu_cuda_signal_args args = barrier_args(rank, 0);
+    args.timeout_ns = WAITS_NS;
+    args.group.place = 2;
+    end_while_it_looks(rank, EMULATED_SIGNAL, &args);
+}
+
 TEST_LIMIT(threads_of_a_barrier_go_one_way_when_the_group_ends_while_they_look, 60) {
     on_ranks(2, look_at_different_moments);
+}
+
+/* Of NVSHMEM, which the kernels find by name. */
+__attribute__((visibility("default"))) void standin_quiet(void);
+void standin_quiet(void) {}
+
+/* Where nobody is told, and nobody is waited for. */
+static void look_with_nvshmem(rank *rank) {
+    uint64_t counter = 0;
+    tu_nvshmem_signal_args args = { .own = (uint64_t)(uintptr_t)&counter,
+                                    .group = barrier_args(rank, 0).group,
+                                    .timeout_ns = WAITS_NS,
+                                    .channels = 1,
+                                    .peer = -1,
+                                    .kind = TU_CUDA_SIGNAL_BARRIER };
+    args.group.place = 2;
+    end_while_it_looks(rank, EMULATED_NVSHMEM_SIGNAL, &args);
+}
+
+TEST_LIMIT(so_do_those_of_a_barrier_of_nvshmem, 60) {
+    on_ranks(1, look_with_nvshmem);
 }
 
 /* ---- behind a fault ---- */

@@ -132,9 +132,12 @@ static __device__ void await_word(const tu_nvshmem_signal_args &args) {
 
 extern "C" __global__ void tutti_nvshmem_signal(const __grid_constant__ tu_nvshmem_signal_args args) {
     await_order(args.group, args.timeout_ns);
+    /* The host may say at any moment that the group has ended. All threads go one way, since those of a barrier wait
+     * for each other. */
+    const bool ended = __syncthreads_or(has_fault(args.group)) != 0;
     if (args.kind == TU_CUDA_SIGNAL_TEST)
         test_signal(args);
-    else if (has_fault(args.group))
+    else if (ended)
         ;
     else if (args.kind >= TU_CUDA_SIGNAL_AWAIT_EQUAL)
         await_word(args);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Runs a kernel of the CUDA backend on the CPU: what it does to memory, not how fast.
+ * Runs a kernel of the CUDA backend, or one of NVSHMEM's, on the CPU: what it does to memory, not how fast.
  */
 #ifndef TUTTI_TESTS_CUDA_EMULATED_H
 #define TUTTI_TESTS_CUDA_EMULATED_H
@@ -21,7 +21,8 @@ typedef enum emulated_kernel {
     EMULATED_MOVE,
     EMULATED_MESSAGE,
     EMULATED_SIGNAL,
-    EMULATED_MULTIMEM_BARRIER
+    EMULATED_MULTIMEM_BARRIER,
+    EMULATED_NVSHMEM_SIGNAL
 } emulated_kernel;
 
 /* Returns when all blocks have ended. The arguments are those of the kernel. */
