@@ -135,9 +135,10 @@ TUTTI_API TUTTI_CHECKED tutti_status tt_count(tt_counts *counts);
 /* Gives memory kept for reuse back to the system: this thread's, and large blocks of all that none of them uses. */
 TUTTI_API void tt_memory_trim(void);
 
-/* Ends what the library keeps for the whole process: its hold on the threads that compute, and the memory that this
- * thread keeps for reuse. All of it is made again on need. TUTTI_ERROR_STATE, with their number, where tensors, nodes
- * or scopes are still alive; it ends the rest all the same. */
+/* Ends what the library keeps for the whole process: its hold on the threads that compute, the memory that this thread
+ * keeps for reuse, and GPUs of which nothing is held any more: no tensor, stream, event, replay or compiled function,
+ * and no world in which products were fused there. All of it is made again on need. TUTTI_ERROR_STATE, with their
+ * number, where tensors, nodes or scopes are still alive; it ends the rest all the same. */
 TUTTI_API TUTTI_CHECKED tutti_status tt_finalize(void);
 
 /* ---- making tensors ---- */

@@ -214,6 +214,8 @@ void tu_replay_end(tu_replay *replay) {
         return;
     if (replay->places != NULL && replay->outputs != NULL && replay->gradients != NULL)
         forget(replay);
+    if (replay->device != NULL)
+        tu_devices_drop();
     pthread_mutex_destroy(&replay->lock);
     free(replay->places);
     free((void *)replay->origins);
@@ -283,6 +285,8 @@ tutti_status tu_replay_make(tu_entry *entry, bool full) {
     if (status == TUTTI_OK)
         status = tu_device_get(number, &device);
     made->device = device;
+    if (device != NULL)
+        tu_devices_hold();
     if (status != TUTTI_OK)
         tu_replay_end(made);
     else

@@ -75,8 +75,10 @@ static void leave_device(tu_fused_room *room) {
     drop_memory(room);
     if (device != NULL && room->done != NULL)
         device->table->unmark(device->state, device->index, room->done);
-    if (device != NULL)
+    if (device != NULL) {
         tu_device_stream_end(room->device, room->beside);
+        tu_devices_drop();
+    }
     room->device = NULL;
     room->beside = room->last = room->done = NULL;
 }
@@ -113,9 +115,11 @@ static tutti_status enter_device(tu_fused_room *room, tu_device *device) {
         return TUTTI_OK;
     leave_device(room);
     tutti_status status = device->table->stream_new(device->state, device->index, &room->beside);
-    if (status == TUTTI_OK)
-        room->device = device;
-    return status;
+    if (status != TUTTI_OK)
+        return status;
+    tu_devices_hold();
+    room->device = device;
+    return TUTTI_OK;
 }
 
 size_t tu_fused_device_bytes(tutti_group *group) {
@@ -639,6 +643,8 @@ static void forget_last(queue *queue) {
 static void end_queue(void *ended) {
     queue *queue = ended;
     forget_last(queue);
+    if (queue->device != NULL)
+        tu_devices_drop();
     pthread_mutex_destroy(&queue->lock);
     free(queue);
 }
@@ -656,6 +662,8 @@ static tutti_status run_in_turn(tu_fused_run *run, start *start) {
     pthread_mutex_lock(&queue->lock);
     if (queue->device != device)
         forget_last(queue);
+    if (queue->device == NULL)
+        tu_devices_hold();
     queue->device = device;
     if (queue->done != NULL && queue->last != run->stream && !run->capturing)
         status = device->table->join(device->state, device->index, run->stream, queue->done);

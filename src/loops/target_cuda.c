@@ -190,6 +190,8 @@ static tutti_status make_for(tutti_device device, tu_nest *const *nests, int nes
         free(code);
         *made = NULL;
     }
+    if (*made != NULL)
+        tu_devices_hold();
     free(emitted);
     free(text);
     return status;
@@ -223,6 +225,7 @@ static tutti_status make(tu_nest *const *nests, int nest_count, FILE *copy, void
 static void end(void *made) {
     for (loaded *code = made, *next; code != NULL; code = next) {
         next = code->next;
+        tu_devices_drop();
         free(code);
     }
 }

@@ -113,10 +113,20 @@ tu_device *tu_device_of(const tt_tensor *x) {
     return known_device(x->device);
 }
 
+/* With what the holder did there before: pairs with tu_devices_close. */
+void tu_devices_drop(void) {
+    atomic_fetch_sub_explicit(&tu_process_devices_get()->holders, 1, memory_order_release);
+}
+
+void tu_devices_hold(void) {
+    atomic_fetch_add_explicit(&tu_process_devices_get()->holders, 1, memory_order_relaxed);
+}
+
 /* Nothing lies on a device any more. */
 void tu_devices_close(tu_process_devices *devices) {
     pthread_mutex_lock(&devices->lock);
-    for (int i = 0; i < TU_DEVICES; i++) {
+    bool held = atomic_load_explicit(&devices->holders, memory_order_acquire) > 0; /* pairs with tu_devices_drop */
+    for (int i = 0; i < TU_DEVICES && !held; i++) {
         tu_device *device = atomic_load_explicit(&devices->at[i], memory_order_relaxed);
         atomic_store_explicit(&devices->at[i], NULL, memory_order_relaxed);
         for (int k = 0; device != NULL && k < TU_DEVICE_NAMES; k++)
@@ -125,7 +135,7 @@ void tu_devices_close(tu_process_devices *devices) {
             free(device->pointwise);
         free(device);
     }
-    if (devices->opened.table != NULL)
+    if (devices->opened.table != NULL && !held)
         tu_backend_close_apart(&devices->opened);
     pthread_mutex_unlock(&devices->lock);
 }

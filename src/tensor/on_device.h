@@ -46,6 +46,11 @@ tutti_status tu_device_get(tutti_device device, tu_device **found);
 /* That of a tensor that lies there. */
 tu_device *tu_device_of(const tt_tensor *x);
 
+/* By whoever keeps a device beyond a call, or a stream, an event, kernels or a graph of one: devices stay, also behind
+ * tt_finalize, until all have dropped them. Tensors hold them by themselves. */
+void tu_devices_hold(void);
+void tu_devices_drop(void);
+
 /* The thread's current stream of the device. */
 void *tu_device_stream(const tu_device *device);
 /* Waits for what a stream of ours holds, and ends it. NULL is nothing to do. */

@@ -36,12 +36,14 @@ struct tu_handle_window *tu_process_handles(void);
 /* Segments of large blocks. */
 struct tu_large *tu_process_large(void);
 
-/* The devices other than the CPU. Opening is under the lock; a device that is there stays until tt_finalize. */
+/* The devices other than the CPU. Opening is under the lock; a device that is there stays until tt_finalize, and behind
+ * it where somebody holds them. */
 typedef struct tu_process_devices {
     pthread_mutex_t lock;
     tu_backend_opened opened;
     _Atomic(struct tu_device *) at[64];
     struct tu_device_watch *watches; /* that threads have not asked yet */
+    atomic_int holders;              /* see tu_devices_hold */
 } tu_process_devices;
 tu_process_devices *tu_process_devices_get(void);
 void tu_devices_close(tu_process_devices *devices);

@@ -82,6 +82,7 @@ void *tt_stream_new(tutti_device number) {
     void *stream = NULL;
     if (device == NULL || tu_pending_take(device->table->stream_new(device->state, device->index, &stream)) != TUTTI_OK)
         return NULL;
+    tu_devices_hold();
     return stream;
 }
 
@@ -94,6 +95,7 @@ void tt_stream_release(tutti_device number, void *stream) {
     if (self->streams != NULL && self->streams[device->index] == stream)
         self->streams[device->index] = NULL;
     tu_device_stream_end(device, stream);
+    tu_devices_drop();
 }
 
 bool tt_synchronize(tutti_device number) {
@@ -117,8 +119,10 @@ tt_event *tt_event_record(tutti_device number) {
         return NULL;
     *made = (tt_event){ .device = device };
     if (tu_pending_take(device->table->mark(device->state, device->index, tu_device_stream(device), &made->event)) ==
-        TUTTI_OK)
+        TUTTI_OK) {
+        tu_devices_hold();
         return made;
+    }
     free(made);
     return NULL;
 }
@@ -158,6 +162,7 @@ void tt_event_release(tt_event *event) {
     if (event == NULL)
         return;
     event->device->table->unmark(event->device->state, event->device->index, event->event);
+    tu_devices_drop();
     free(event);
 }
 
@@ -202,8 +207,10 @@ tt_replay *tt_replay_end(tutti_device number) {
         tu_noted_close(noted);
     tutti_status status =
         device->table->capture_end(device->state, device->index, tu_device_stream(device), good ? &made->graph : NULL);
-    if (good && tu_pending_take(status) == TUTTI_OK)
+    if (good && tu_pending_take(status) == TUTTI_OK) {
+        tu_devices_hold();
         return made;
+    }
     tu_noted_end(noted);
     free(made);
     return NULL;
@@ -229,6 +236,7 @@ void tt_replay_release(tt_replay *replay) {
         return;
     replay->device->table->graph_end(replay->device->state, replay->device->index, replay->graph);
     tu_noted_end(replay->noted);
+    tu_devices_drop();
     free(replay);
 }
 

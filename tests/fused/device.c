@@ -489,6 +489,17 @@ TEST_RANKS(a_group_that_ends_waits_for_its_calls) {
     END;
 }
 
+/* What the group has there, a stream and events of its workspace, lasts as long as the group. */
+TEST_RANKS(a_group_may_end_behind_the_end_of_the_library) {
+    BEGIN;
+    tt_tensor *x = whole(tt_shape(2 * ranks, 16), TUTTI_F32, rank), *right = whole(tt_shape(16, 4), TUTTI_F32, 9);
+    CHECK(tt_equal(back(tt_fused_matmul_reduce_scatter(there(x), there(right), TUTTI_SUM, 0, group)),
+                   tt_fused_matmul_reduce_scatter(x, right, TUTTI_SUM, 0, group)));
+    END;                                            /* nobody has a tensor any more */
+    CHECK_STATUS(tt_finalize(), TUTTI_ERROR_STATE); /* a scope is open around the test */
+    CHECK_OK(tutti_barrier(group, NULL));
+}
+
 /* A itself, a second product, other columns: who asks for them and who does not meet as often, also in one kernel. At
  * first all ask for all of it: the vendor's library loads its kernel of the second product then, for which the driver
  * waits until nothing runs. */

@@ -338,3 +338,50 @@ TEST(memory_of_an_ended_stream_is_not_taken_for_that_of_a_new_one_with_its_handl
         tt_stream_release(device, streams[i]);
     test_device_leave();
 }
+
+/* ---- the end of the library ---- */
+
+/* Memory goes with the device, and its figures with that. */
+static void finalize_beside(tutti_device device, tt_event *event, void *stream, tt_replay *replay) {
+    uint64_t reservations = usage(device).reservations;
+    CHECK(reservations > 0);
+    CHECK_OK(tt_finalize());
+    CHECK(usage(device).reservations == reservations);
+    CHECK(event == NULL || tt_event_wait(event));
+    CHECK(replay == NULL || tt_replay_run(replay));
+    CHECK(tt_synchronize(device));
+    tt_event_release(event);
+    tt_stream_release(device, stream);
+    if (replay != NULL) {
+        CHECK_OK(tt_finalize());
+        CHECK(usage(device).reservations == reservations);
+    }
+    tt_replay_release(replay);
+    CHECK_OK(tt_finalize());
+    CHECK(usage(device).reservations == 0);
+}
+
+static void use_memory(tutti_device device) {
+    tt_options options;
+    CHECK(tt_zeros(tt_shape(100), TUTTI_F32, on(&options, device)) != NULL);
+}
+
+TEST(a_device_stays_behind_the_end_of_the_library_while_a_stream_an_event_or_a_replay_is_held) {
+    tutti_device device = there();
+    tt_scope scope = tt_scope_open();
+    use_memory(device);
+    tt_event *event = tt_event_record(device);
+    CHECK_OK(tt_scope_close(&scope));
+    finalize_beside(device, event, NULL, NULL);
+    for (int replayed = 0; replayed < 2; replayed++) {
+        void *stream = tt_stream_new(device);
+        CHECK(stream != NULL && tt_stream_set(device, stream));
+        scope = tt_scope_open();
+        CHECK(!replayed || tt_replay_begin(device));
+        use_memory(device);
+        tt_replay *replay = replayed ? tt_replay_end(device) : NULL;
+        CHECK_OK(tt_scope_close(&scope));
+        finalize_beside(device, NULL, stream, replay);
+    }
+    test_device_leave();
+}
