@@ -324,6 +324,7 @@ static CUresult make_room(tu_gpus *gpus, tu_gpu *gpu, CUstream stream, size_t by
     CUresult result;
     gpu->usage.retries++;
     do {
+        settle_recent(gpu); /* others have released while the lock was theirs */
         collect_waiting(gpus, gpu, false);
         if ((*piece = find_spare(gpu, stream, NULL, bytes)) != NULL) {
             pull(*piece);
