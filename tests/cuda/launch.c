@@ -47,6 +47,8 @@ int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex) {
 TU_CUDA_FUNCTIONS(X)
 #undef X
 
+static void (*while_it_copies)(void); /* what another thread does meanwhile; once */
+
 static CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                               unsigned block_y, unsigned block_z, unsigned shared_bytes, CUstream stream,
                               void **parameters, void **extra) {
@@ -58,6 +60,8 @@ static CUresult launch_kernel(CUfunction function, unsigned grid_x, unsigned gri
     seen.threads = block_x;
     seen.stream = stream;
     tu_cuda_kernel kernel = (tu_cuda_kernel)((uintptr_t)function - 1);
+    if (kernel == TU_CUDA_COPY && while_it_copies != NULL)
+        while_it_copies();
     if (kernel == TU_CUDA_COPY) {
         const tu_cuda_copy_args *args = parameters[0];
         /* copy_bytes: where all is whole vectors one thread takes 16 bytes at once; else every byte is another's */
@@ -666,21 +670,60 @@ TEST_WORLD_THREADS(another_thread_launches_nothing_until_the_partners_have_launc
     free(pair);
 }
 
+/* A group with kernels of which the device says how many have ended. */
+typedef struct counted_group {
+    stand_in here;
+    _Alignas(16) tu_cuda_words there, answer;
+} counted_group;
+
+static void begin_counted(counted_group *counted, tutti_world *world, uint64_t launched, uint64_t ended) {
+    *counted = (counted_group){ .there = { .ended = ended } };
+    stand_in *here = &counted->here;
+    begin(here, world, 2);
+    tu_cuda_device *device = here->on.device;
+    pthread_mutex_init(&here->cuda.lock, NULL);
+    pthread_mutex_init(&device->answer_lock, NULL);
+    device->answer = &counted->answer;
+    device->answer_here = (uintptr_t)&counted->answer;
+    here->on.words = (uintptr_t)&counted->there;
+    here->on.launched = launched;
+    here->on.number = 1;
+    here->cuda.groups = &here->on;
+}
+
+static void end_counted(counted_group *counted) {
+    pthread_mutex_destroy(&counted->here.on.device->answer_lock);
+    pthread_mutex_destroy(&counted->here.cuda.lock);
+    free(counted);
+}
+
 /* Kernels count on meanwhile: bytes that several threads take one after the other may be of two numbers. */
 TEST_WORLD_THREADS(the_host_learns_how_many_kernels_have_ended_by_one_load, 1) {
-    stand_in here;
-    _Alignas(16) tu_cuda_words there = { .ended = 3 }, answer = { .ended = 0 };
-    begin(&here, world, 2);
-    tu_cuda_device *device = here.on.device;
-    pthread_mutex_init(&here.cuda.lock, NULL);
-    pthread_mutex_init(&device->answer_lock, NULL);
-    device->answer = &answer;
-    device->answer_here = (uintptr_t)&answer;
-    here.on.words = (uintptr_t)&there;
-    here.on.launched = 3;
-    here.cuda.groups = &here.on;
-    tu_cuda_await_kernels(&here.cuda, device);
-    CHECK(seen.launches == 1 && here.on.settled == 3);
-    pthread_mutex_destroy(&device->answer_lock);
-    pthread_mutex_destroy(&here.cuda.lock);
+    counted_group *counted = aligned_alloc(64, (sizeof *counted + 63) / 64 * 64);
+    begin_counted(counted, world, 3, 3);
+    tu_cuda_await_kernels(&counted->here.cuda, counted->here.on.device);
+    CHECK(seen.launches == 1 && counted->here.on.settled == 3);
+    end_counted(counted);
+}
+
+static counted_group *changing;
+static tu_cuda_group later;
+
+/* What is copied is still of the first group, which has launched more; the next look finds the second one's. */
+static void change_groups(void) {
+    while_it_copies = NULL;
+    later = changing->here.on;
+    later.launched = 3;
+    later.number = 2;
+    changing->here.cuda.groups = &later;
+}
+
+TEST_WORLD_THREADS(a_count_of_an_ended_group_is_not_taken_for_that_of_a_new_one_with_its_words, 1) {
+    changing = aligned_alloc(64, (sizeof *changing + 63) / 64 * 64);
+    begin_counted(changing, world, 5, 5);
+    while_it_copies = change_groups;
+    tu_cuda_await_kernels(&changing->here.cuda, changing->here.on.device);
+    CHECK_EQ(seen.launches, 2); /* the second one was asked for its own */
+    CHECK_EQ(changing->here.on.settled, 0);
+    end_counted(changing);
 }

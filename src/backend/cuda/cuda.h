@@ -82,6 +82,7 @@ typedef struct tu_cuda {
     pthread_mutex_t lock; /* opening devices, the list of groups; never held while the driver may wait for the device */
     tu_cuda_device devices[TU_CUDA_DEVICES];
     tu_cuda_group *groups;       /* under lock */
+    uint64_t groups_made;        /* likewise */
     _Atomic bool shared_process; /* another rank of this process uses these devices: never wait for a whole context, its
                                     kernels may wait for us */
     pthread_t watcher;           /* watch.c */
@@ -121,6 +122,7 @@ struct tu_cuda_group {
     uint64_t capture;          /* that it was captured in; 0: none yet */
     CUstream captured_stream;
     uint64_t settled; /* of `launched`, known to have ended; under tu_cuda.lock */
+    uint64_t number;  /* no other group of this rank has it */
 
     tu_backend_block
         asides[TU_CUDA_ASIDES]; /* aside.c: the last one is in use. Under the turn of who runs collectives */

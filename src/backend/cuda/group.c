@@ -58,10 +58,11 @@ static bool is_idle(tu_cuda_group *group) {
     return ended >= launched;
 }
 
-/* A group on the device with kernels that are not known to have ended. The caller holds cuda->lock. */
-static tu_cuda_group *find_unsettled(tu_cuda *cuda, const tu_cuda_device *device, CUdeviceptr words) {
+/* A group on the device with kernels that are not known to have ended: any, or the one of that number. The caller holds
+ * cuda->lock. */
+static tu_cuda_group *find_unsettled(tu_cuda *cuda, const tu_cuda_device *device, uint64_t number) {
     tu_cuda_group *group = cuda->groups;
-    while (group != NULL && (group->device != device || (words != 0 && group->words != words) ||
+    while (group != NULL && (group->device != device || (number != 0 && group->number != number) ||
                              group->settled >= atomic_load_explicit(&group->launched, memory_order_relaxed)))
         group = group->next;
     return group;
@@ -73,11 +74,12 @@ void tu_cuda_await_kernels(tu_cuda *cuda, tu_cuda_device *device) {
         pthread_mutex_lock(&cuda->lock);
         tu_cuda_group *group = find_unsettled(cuda, device, 0);
         CUdeviceptr words = group != NULL ? group->words : 0;
+        uint64_t number = group != NULL ? group->number : 0;
         pthread_mutex_unlock(&cuda->lock);
         if (words == 0 || !read_ended(cuda, device, words, &ended))
             return;
         pthread_mutex_lock(&cuda->lock);
-        group = find_unsettled(cuda, device, words); /* it may have gone meanwhile */
+        group = find_unsettled(cuda, device, number); /* it may have gone meanwhile, and left its words to another */
         if (group != NULL)
             group->settled = ended;
         pthread_mutex_unlock(&cuda->lock);
@@ -172,6 +174,7 @@ tutti_status tu_cuda_group_get(tu_cuda *cuda, tutti_group *group, int index, tu_
     while (other != NULL && (other->group != group || other->device_index != index))
         other = other->next;
     if (other == NULL) {
+        made->number = ++cuda->groups_made;
         made->next = cuda->groups;
         cuda->groups = made;
     }
