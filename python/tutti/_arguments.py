@@ -17,7 +17,15 @@ def text(value: Optional[str]) -> Optional[bytes]:
 
 def name_of(value: str) -> bytes:
     """A text of C, which ends at its first zero byte: one with a zero inside would be another one."""
-    data = value.encode()
+    return _whole(value.encode(), value)
+
+
+def path_of(path: Any) -> bytes:
+    """The name of a file or folder, likewise: one that is cut off is that of another."""
+    return _whole(os.fsencode(path), path)
+
+
+def _whole(data: bytes, value: Any) -> bytes:
     if b"\0" in data:
         raise ValueError(f"tutti: {value!r} has a zero character inside, and would be cut off there")
     return data

@@ -17,7 +17,7 @@ import os
 import weakref
 from typing import Any, Iterator, Optional, Tuple
 
-from ._arguments import Unique, c_stream, release_here
+from ._arguments import Unique, c_stream, path_of, release_here
 from ._library import lib, struct
 from .buffers import dtype_number
 from .errors import FileMissingError, NotFoundError, StateError
@@ -68,7 +68,7 @@ class Tokens(_Closed):
         options = _TokensOptions(dtype=dtype_number(dtype), header_bytes=header_bytes, length=length, batch=batch, seed=seed, in_order=bool(in_order), rank=rank,
                                  rank_count=ranks)
         try:
-            handle = _calls.answer(_open, os.fsencode(path), ctypes.byref(options))
+            handle = _calls.answer(_open, path_of(path), ctypes.byref(options))
         except NotFoundError as error:
             missing = FileMissingError(error.status, str(error))
             missing.errno = errno.ENOENT

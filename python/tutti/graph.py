@@ -9,7 +9,7 @@ import tempfile
 import weakref
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ._arguments import Unique, c_stream
+from ._arguments import Unique, c_stream, name_of
 from ._library import constants, lib, struct
 from .tensor import _calls
 from .tensor._autograd import address_of, fill
@@ -154,7 +154,7 @@ def compile(function: Optional[Callable[..., Any]] = None, *, mode: str = "fused
     if mode not in _MODES:
         raise ValueError(f"tutti: {mode!r} is no mode; there are {', '.join(_MODES)}")
     options = {"mode": _MODES[mode], "full": full, "strict": strict, "dynamic": 0 if dynamic else constants["TUTTI_NONE"], "replay": replay,
-               "skip": skip.encode() if skip else None, "with": passes.encode() if passes else None}
+               "skip": name_of(skip) if skip else None, "with": name_of(passes) if passes else None}
     return Compiled(function, options) if function is not None else lambda given: Compiled(given, options)
 
 
@@ -259,7 +259,7 @@ class Graph(Unique):
 
     def rewrite(self, name: str) -> Graph:
         """Runs a pass by its name; passes() lists them. It changes the graph, which is returned."""
-        _calls.done(_pass, self._handle, name.encode())
+        _calls.done(_pass, self._handle, name_of(name))
         return self
 
     def check(self) -> None:
@@ -274,7 +274,7 @@ class Graph(Unique):
 
     def count_of(self, name: str) -> int:
         """How many vertices call the operator of that name."""
-        return lib.tt_graph_count_of(self._handle, name.encode())
+        return lib.tt_graph_count_of(self._handle, name_of(name))
 
 
 def capture(function: Callable[..., Any], *arguments: Any) -> Graph:
@@ -292,7 +292,7 @@ def capture(function: Callable[..., Any], *arguments: Any) -> Graph:
 
 def parse(text: str, world: Any = None) -> Graph:
     """The graph that a text tells; constants become inputs. Groups are looked up by name in the world."""
-    return Graph(_calls.answer(_parse, text.encode(), world._handle if world is not None else None))
+    return Graph(_calls.answer(_parse, name_of(text), world._handle if world is not None else None))
 
 
 def passes() -> Dict[str, str]:

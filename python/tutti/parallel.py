@@ -10,7 +10,7 @@ import os
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ._arguments import Unique
+from ._arguments import Unique, name_of, path_of
 from ._library import constants, struct
 from .buffers import dtype_number
 from .nn._module import Module, _named_list
@@ -191,7 +191,7 @@ class FullySharded(_Parallel):
     def load_parameters(self, whole: Mapping[str, Tensor]) -> None:
         """Takes this rank's rows of whole parameters: all of them, with the names and shapes that named_parameters gives."""
         tensors = _calls.handle_list(list(whole.values()))
-        names = (ctypes.c_char_p * max(1, len(whole)))(*[name.encode() for name in whole])
+        names = (ctypes.c_char_p * max(1, len(whole)))(*[name_of(name) for name in whole])
         _calls.done(_set_whole, self._handle, _Named(count=len(whole), at=tensors.at, names=ctypes.addressof(names)))
 
     def protect(self, optimizer: Optimizer) -> None:
@@ -209,11 +209,11 @@ class FullySharded(_Parallel):
 
     def save(self, folder: Any, optimizer: Optional[Optimizer] = None) -> None:
         """Writes a checkpoint, each rank its part, all or nothing. A collective."""
-        _calls.done(_save, self._handle, optimizer._handle if optimizer is not None else None, os.fsencode(folder))
+        _calls.done(_save, self._handle, optimizer._handle if optimizer is not None else None, path_of(folder))
 
     def load(self, folder: Any, optimizer: Optional[Optimizer] = None) -> None:
         """Reads one, also of another number of ranks. A collective."""
-        _calls.done(_load, self._handle, optimizer._handle if optimizer is not None else None, os.fsencode(folder))
+        _calls.done(_load, self._handle, optimizer._handle if optimizer is not None else None, path_of(folder))
 
     def counts(self) -> Dict[str, int]:
         """What was done so far, on this rank."""

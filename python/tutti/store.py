@@ -8,7 +8,7 @@ import weakref
 from typing import Any, List, Mapping, Optional, Sequence, Union
 
 from . import _interrupt
-from ._arguments import Unique, integer, name_of, nanoseconds, release_here, wide_integer
+from ._arguments import Unique, integer, name_of, nanoseconds, path_of, release_here, wide_integer
 from ._library import lib, struct
 from .errors import StateError, check
 
@@ -63,7 +63,7 @@ class Store(Unique):
     def file(cls, path: Any, timeout: Optional[float] = None, workers: int = 0) -> Store:
         """A file that all can open and lock. With workers, it is removed when so many handles were closed."""
         options = _File(timeout_ns=nanoseconds(timeout), workers=integer(workers))
-        return cls._made(lib.tutti_store_open_file, os.fsencode(path), ctypes.byref(options))
+        return cls._made(lib.tutti_store_open_file, path_of(path), ctypes.byref(options))
 
     @classmethod
     def tcp(cls, host: str, port: int, server: bool = False, timeout: Optional[float] = None, workers: int = 0, secret: Optional[bytes] = None,

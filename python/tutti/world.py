@@ -11,8 +11,8 @@ import weakref
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _interrupt
-from ._arguments import (Unique, device_number, integer as _int, integers as _ints, nanoseconds as _nanoseconds, release_here as _release_here, shape_of,
-                         sizes as _sizes, text as _text, wide_unsigned)
+from ._arguments import (Unique, device_number, integer as _int, integers as _ints, nanoseconds as _nanoseconds, path_of, release_here as _release_here,
+                         shape_of, sizes as _sizes, text as _text, wide_unsigned)
 from ._library import constants, lib, struct
 from .buffers import buffer_of, dtype_bytes, new_like, place, same_place
 from .errors import StateError, check, error_of, status_name
@@ -750,7 +750,7 @@ class World(Unique):
 
     def write_trace(self, folder: Any) -> None:
         """Writes it into a folder, for `tutti trace folder`."""
-        check(lib.tutti_trace_write(self._open(), os.fsencode(folder)))
+        check(lib.tutti_trace_write(self._open(), path_of(folder)))
 
     def inject_fault(self, faults: str) -> None:
         """Faults on purpose, for tests of one's own programs: "rank=2,op=all_reduce,at=17,do=kill"."""

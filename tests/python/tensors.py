@@ -22,7 +22,7 @@ try:
     import numpy
 except ImportError:
     skip("NumPy is not installed")
-from tutti import nn, optim, tensor as tt  # noqa: E402
+from tutti import data, nn, optim, tensor as tt  # noqa: E402
 from tutti._library import lib, struct  # noqa: E402
 
 random = numpy.random.default_rng(7)
@@ -638,6 +638,21 @@ def files_of_tensors():
         raises(ValueError, tt.save, path / "x.npz", {"x": x}, {"made": "here"})
 
 
+def texts_that_c_would_cut_off_are_refused():
+    """Instead of another file, another name and other words."""
+    module, x = nn.Linear(2, 2), tt.ones(2)
+    with tempfile.TemporaryDirectory() as folder, tutti.World() as world:
+        file = os.path.join(folder, "x.safetensors")
+        for call in (lambda: tt.save(file + "\0", {"x": x}), lambda: tt.load(file + "\0"), lambda: tt.save(os.path.join(folder, "x.npy\0.npy"), x),
+                     lambda: tt.save(file, {"a\0b": x}), lambda: tt.save(file, {"x": x}, {"a\0b": "c"}), lambda: tt.save(file, {"x": x}, {"a": "b\0c"}), lambda: tt.load_metadata(file + "\0"),
+                     lambda: module.save(file + "\0"), lambda: module.load(file + "\0"), lambda: data.Tokens(file + "\0"), lambda: tutti.Store.file(file + "\0"),
+                     lambda: world.write_trace(folder + "\0"), lambda: module.register_parameter("a\0b", nn.Parameter(x)), lambda: module.register_buffer("a\0b", x),
+                     lambda: module.add_module("a\0b", nn.Linear(1, 1)), lambda: tt.ones(2, name="a\0b"), lambda: setattr(x, "name", "a\0b"), lambda: tt.ones(2, device="cpu\0"),
+                     lambda: tutti.compile(abs, skip="a\0b"), lambda: tutti.graph.parse("a\0b")):
+            raises(ValueError, call)
+        assert not os.listdir(folder) and [name for name, _ in module.named_parameters()] == ["weight", "bias"] and module.children() == []
+
+
 def what_has_a_handle_is_not_copied():
     """A copy of tensors is one of their numbers; of others it would be used after the end of the first."""
     x = tt.ones(3, requires_grad=True)
@@ -689,5 +704,5 @@ if __name__ == "__main__":
          errors_call_arguments_by_their_names,
          gradients_flow, functions_of_ones_own, hooks_and_checkpoints, modules_have_names, methods_of_modules_run_with_hooks, module_hooks_change_what_passes, layers_compute_what_they_say,
          training_goes_on_from_a_file, optimizers_step_as_their_formulas, compiled_functions, graphs_can_be_looked_at, nothing_is_kept_that_is_not_used,
-         memory_is_shared_with_numpy, memory_is_shared_by_the_buffer_protocol_and_dlpack, files_of_tensors, what_has_a_handle_is_not_copied, threads_have_their_own_modes_and_errors,
-         a_forked_child_may_forget_them))
+         memory_is_shared_with_numpy, memory_is_shared_by_the_buffer_protocol_and_dlpack, files_of_tensors, texts_that_c_would_cut_off_are_refused,
+         what_has_a_handle_is_not_copied, threads_have_their_own_modes_and_errors, a_forked_child_may_forget_them))

@@ -8,7 +8,7 @@ import os
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from .._arguments import Unique
+from .._arguments import Unique, name_of, path_of
 from .._library import lib, struct
 from ..tensor import _calls
 from ..tensor._autograd import HookHandle, address_of, fill, merge, no_grad, register, sequence, user_of
@@ -120,12 +120,12 @@ class Module(Unique):
 
     def register_parameter(self, name: str, parameter: Optional[Tensor]) -> None:
         """Writes the slot of that name, which is trained."""
-        _calls.done(_set_parameter, self._need(), name.encode(), parameter)
+        _calls.done(_set_parameter, self._need(), name_of(name), parameter)
         self._slots[name] = _parameter
 
     def register_buffer(self, name: str, buffer: Optional[Tensor]) -> None:
         """Writes the slot of that name, which belongs to the state and is not trained."""
-        _calls.done(_set_buffer, self._need(), name.encode(), buffer)
+        _calls.done(_set_buffer, self._need(), name_of(name), buffer)
         self._slots[name] = _buffer
 
     def add_module(self, name: str, module: Module) -> None:
@@ -133,7 +133,7 @@ class Module(Unique):
         handle = self._need()
         if name in self._children:
             raise ValueError(f"tutti: {type(self).__name__} has a child {name!r} already, and children stay")
-        _calls.done(_add_child, handle, name.encode(), lib.tt_module_keep(module._need()))
+        _calls.done(_add_child, handle, name_of(name), lib.tt_module_keep(module._need()))
         self._children[name] = module
 
     def _need(self) -> int:
@@ -145,7 +145,7 @@ class Module(Unique):
         if isinstance(value, Module):
             self.add_module(name, value)
         elif self._handle is not None and name in self._slots and (value is None or isinstance(value, Tensor)):
-            _calls.done(_set_parameter if self._slots[name] is _parameter else _set_buffer, self._handle, name.encode(), value)
+            _calls.done(_set_parameter if self._slots[name] is _parameter else _set_buffer, self._handle, name_of(name), value)
         elif isinstance(value, Tensor) and value.is_parameter:
             self.register_parameter(name, value)
         else:
@@ -155,7 +155,7 @@ class Module(Unique):
         """Slots are read in C each time: sharded training puts other tensors there."""
         slots, children = self.__dict__.get("_slots", {}), self.__dict__.get("_children", {})
         if name in slots:
-            return _calls.tensor(slots[name], self._handle, name.encode())
+            return _calls.tensor(slots[name], self._handle, name_of(name))
         if name in children:
             return children[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -254,11 +254,11 @@ class Module(Unique):
 
     def save(self, path: Any, optimizer: Any = None) -> None:
         """Writes parameters, buffers, what the optimizer remembers and the random generator to a safetensors file, all or nothing."""
-        _calls.done(_save_state, self._need(), optimizer._handle if optimizer is not None else None, os.fsencode(path))
+        _calls.done(_save_state, self._need(), optimizer._handle if optimizer is not None else None, path_of(path))
 
     def load(self, path: Any, optimizer: Any = None) -> None:
         """Reads what save wrote into a module (and optimizer) made as they were. Everything is compared before anything is changed."""
-        _calls.done(_load_state, self._need(), optimizer._handle if optimizer is not None else None, os.fsencode(path))
+        _calls.done(_load_state, self._need(), optimizer._handle if optimizer is not None else None, path_of(path))
 
     # ---- hooks ----
 

@@ -12,6 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Union
 
 from .. import _interrupt
+from .._arguments import name_of
 from .._library import constants, lib, load_tensors, struct
 from ..buffers import dtype_number
 from ..errors import Error, check, error_of
@@ -188,7 +189,7 @@ def device_number(device: Optional[Device]) -> int:
     if isinstance(device, int):
         return device
     number = ctypes.c_int()
-    check(lib.tutti_device_parse(str(device).encode(), _byref(number)))
+    check(lib.tutti_device_parse(name_of(str(device)), _byref(number)))
     return number.value
 
 
@@ -230,7 +231,7 @@ def options(device: Optional[Device], requires_grad: bool, name: Optional[str]) 
         return None
     made = OptionsStruct(device=device_number(device), requires_grad=bool(requires_grad))
     if name is not None:
-        made._name = made.name = name.encode()
+        made._name = made.name = name_of(name)
     return _byref(made)
 
 

@@ -8,7 +8,7 @@ import os
 import weakref
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from .._arguments import Unique
+from .._arguments import Unique, name_of, path_of
 from .._library import constants, lib, struct
 from ..buffers import dtype_number
 from ..errors import check
@@ -44,25 +44,25 @@ _produce_scatter = _calls.bind("tt_pipelined_produce_and_all_to_all", "status", 
 def save(path: Any, tensors: Any, metadata: Optional[Mapping[str, str]] = None) -> None:
     """Writes a tensor (.npy), or a dict of tensors by name (.npz, .safetensors, by the end of the path), all or nothing. safetensors has every element type
     but c128, and may carry texts."""
-    name, text = os.fsencode(path), os.fspath(path)
+    name, text = path_of(path), os.fspath(path)
     if isinstance(tensors, Tensor):
         _calls.done(_save_npy, tensors, name)
         return
-    names = (ctypes.c_char_p * max(1, len(tensors)))(*[key.encode() for key in tensors])
+    names = (ctypes.c_char_p * max(1, len(tensors)))(*[name_of(key) for key in tensors])
     if str(text).endswith(".npz"):
         if metadata:
             raise ValueError("tutti: .npz files carry no metadata")
         _calls.done(_save_npz, list(tensors.values()), names, name)
         return
-    keys = (ctypes.c_char_p * max(1, len(metadata or {})))(*[key.encode() for key in metadata or {}])
-    values = (ctypes.c_char_p * max(1, len(metadata or {})))(*[value.encode() for value in (metadata or {}).values()])
+    keys = (ctypes.c_char_p * max(1, len(metadata or {})))(*[name_of(key) for key in metadata or {}])
+    values = (ctypes.c_char_p * max(1, len(metadata or {})))(*[name_of(value) for value in (metadata or {}).values()])
     extra = _Metadata(count=len(metadata or {}), keys=ctypes.addressof(keys), values=ctypes.addressof(values))
     _calls.done(_save_safetensors, list(tensors.values()), names, extra, name)
 
 
 def load(path: Any) -> Any:
     """What a .npy file holds, or a .npz or .safetensors file, as a dict by name."""
-    name, text = os.fsencode(path), str(os.fspath(path))
+    name, text = path_of(path), str(os.fspath(path))
     if text.endswith(".npy"):
         return _calls.tensor(_load_npy, name)
     return dict(_calls.named(_load_npz if text.endswith(".npz") else _load_safetensors, name))
@@ -73,7 +73,7 @@ def load_metadata(path: Any) -> Dict[str, str]:
     def read(made):
         keys, values = (ctypes.cast(field, ctypes.POINTER(ctypes.c_char_p)) for field in (made.keys, made.values))
         return {keys[i].decode(): values[i].decode() for i in range(made.count)}
-    return _calls.call(read, _load_metadata, os.fsencode(path))
+    return _calls.call(read, _load_metadata, path_of(path))
 
 
 # ---- symmetric memory ----

@@ -8,6 +8,7 @@ import operator
 import sys
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
+from .._arguments import text as text_of
 from .._library import lib
 from ..buffers import dtype_bytes, dtype_named
 from . import _autograd, _calls, _dlpack
@@ -91,7 +92,7 @@ class Tensor(ops.Methods, Handle):
 
     @name.setter
     def name(self, text: Optional[str]) -> None:
-        lib.tt_set_name(self._handle, text.encode() if text is not None else None)
+        lib.tt_set_name(self._handle, text_of(text))
 
     @property
     def data_ptr(self) -> int:
