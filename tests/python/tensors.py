@@ -142,7 +142,7 @@ def indexing_is_as_in_numpy():
     x = random.standard_normal((4, 5, 6)).astype("f4")
     a = tt.tensor(x)
     for index in ((0,), (-1,), (slice(1, 3),), (slice(None, None, 2), 1), (Ellipsis, 2), (None, 1, Ellipsis, None), (slice(-2, None), slice(0, 100), slice(3, 1)), (1, 2, 3),
-                  ([2, 0],), (slice(None), [1, 1, 4]), ([[0, 1], [2, 3]],), (slice(5, 9),), ()):
+                  ([2, 0],), (numpy.array([2, 0]),), (slice(None), numpy.array([[1, 4]], "i4")), (numpy.int64(2),), (numpy.array(1),), (slice(None), [1, 1, 4]), ([[0, 1], [2, 3]],), (slice(5, 9),), ()):
         found = a[index]
         assert found.shape == x[index].shape, (index, found.shape)
         close(found, x[index])
@@ -157,9 +157,15 @@ def indexing_is_as_in_numpy():
     raises(IndexError, lambda: a[4])
     raises(IndexError, lambda: a[0, 0, 0, 0])
     raises(ValueError, lambda: a[::-1])
-    raises(TypeError, lambda: a[a > 0])
+    for mask in (a > 0, x > 0, x[0, 0] > 0, numpy.array(True), numpy.bool_(True), [True, False]):
+        assert "masked_fill and where take masks" in str(raises(TypeError, lambda: a[mask])), mask
     raises(TypeError, lambda: a["x"])
-    raises(TypeError, a.__setitem__, [0, 1], 5)
+    for several in ([0, 1], numpy.array([0, 1]), tt.arange(2), x > 0):
+        raises(TypeError, a.__setitem__, several, 5)
+    close(a, x)
+    a[tt.tensor(1)] = 3  # one integer
+    x[1] = 3
+    close(a, x)
     y = tt.tensor(x, requires_grad=True)
     (y[1, :, ::2] * 2).sum().backward()
     expected = numpy.zeros_like(x)

@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from .._arguments import text as text_of
 from .._library import lib
-from ..buffers import dtype_bytes, dtype_named
+from ..buffers import dtype_bytes, dtype_named, is_numpy
 from . import _autograd, _calls, _dlpack
 from . import _operators as ops
 from ._calls import Dtype, Handle, TensorLike
@@ -184,7 +184,7 @@ class Tensor(ops.Methods, Handle):
     # ---- indexing ----
 
     def __getitem__(self, index: Any) -> Tensor:
-        """By integers, slices with steps above 0, ..., None, and one list or tensor of integers. All but the last are views."""
+        """By integers, slices with steps above 0, ..., None, and one list, tensor or NumPy array of integers. All but the last are views."""
         result, dim = self, 0
         entries = index if isinstance(index, tuple) else (index,)
         given = sum(1 for entry in entries if entry is not None and entry is not Ellipsis)
@@ -199,7 +199,7 @@ class Tensor(ops.Methods, Handle):
             elif isinstance(entry, slice):
                 result = _sliced(result, dim, entry)
                 dim += 1
-            elif isinstance(entry, (list, Tensor)) and not (isinstance(entry, Tensor) and entry.ndim == 0 and entry.dtype[0] in "iu"):
+            elif _is_list(entry):
                 result, more = _picked(result, dim, entry)
                 dim += more
             elif isinstance(entry, bool):
@@ -209,7 +209,7 @@ class Tensor(ops.Methods, Handle):
         return result if result is not self else self.alias()
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if any(isinstance(entry, (list, Tensor)) for entry in (index if isinstance(index, tuple) else (index,))):
+        if any(_is_list(entry) for entry in (index if isinstance(index, tuple) else (index,))):
             raise TypeError("tutti: elements cannot be set by lists of indices; index_add, scatter_add and where make new tensors")
         part = self[index]
         if isinstance(value, numbers.Real) and _calls.is_number(value):
@@ -339,10 +339,17 @@ def _sliced(x: Tensor, dim: int, entry: slice) -> Tensor:
     return _calls.tensor(_slice, x, dim, start, max(start, stop), step)
 
 
+def _is_list(index: Any) -> bool:
+    """Whether it is a list of indices, or a mask; a tensor or array of one integer is that integer."""
+    if isinstance(index, Tensor):
+        return index.ndim > 0 or index.dtype[0] not in "iu"
+    return isinstance(index, list) or (is_numpy(index) and (index.ndim > 0 or index.dtype.kind == "b"))
+
+
 def _picked(x: Tensor, dim: int, index: Any) -> Tuple[Tensor, int]:
     """Entries by a list of indices, and how many dimensions the list has."""
     from ._make import tensor
-    index = index if isinstance(index, Tensor) else tensor(index, dtype=None if index else "i64")
+    index = index if isinstance(index, Tensor) else tensor(index, dtype="i64" if isinstance(index, list) and not index else None)
     if index.dtype[0] not in "iu":
         raise TypeError(f"tutti: a tensor of {index.dtype} is no list of indices; masked_fill and where take masks")
     if index.ndim == 1:
