@@ -82,6 +82,11 @@ def _sweep():
         _running.pop(number, None)
 
 
+def _fails(value):
+    """Whether what leaves a block is a failure, which others hear of; a program that ends well is none."""
+    return value is not None and not (isinstance(value, SystemExit) and not value.code)
+
+
 def _reason(kind, value):
     """An exception in words, for other ranks."""
     return "".join(traceback.format_exception_only(kind, value)).strip().encode(errors="replace")
@@ -256,7 +261,7 @@ class Group(Unique):
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         """Gives it back. An exception ends it on all ranks, and is the reason in their errors."""
-        if value is not None and self._handle is not None:
+        if _fails(value) and self._handle is not None:
             lib.tutti_group_abort(self._handle, _reason(kind, value))
         self.close()
 
@@ -787,7 +792,7 @@ class World(Unique):
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
         """Leaves. An exception goes to the other ranks: it ends the groups of this world, and is the reason in their errors."""
-        if value is not None and self._handle is not None and not (isinstance(value, SystemExit) and not value.code):
+        if _fails(value) and self._handle is not None:
             for group in (self.group, *self._groups):
                 lib.tutti_group_abort(group._handle, _reason(kind, value))
         self.close()

@@ -598,6 +598,16 @@ def closed_groups_say_so():
                 raise ZeroDivisionError
         raises(ZeroDivisionError, inside)
 
+        def leaves(name, *code):
+            with world.new_group([0], name=name):
+                sys.exit(*code)
+        for code in ((), (0,)):  # a program that ends well ends no group
+            raises(SystemExit, leaves, f"good {code}", *code)
+            world.group_named(f"good {code}").barrier()
+        for code in (3, "words"):
+            raises(SystemExit, leaves, f"bad {code}", code)
+            assert f"SystemExit: {code}" in str(raises(tutti.AbortedError, world.group_named(f"bad {code}").barrier))
+
 
 def what_an_interrupt_leaves_running_keeps_its_buffers():
     """Ctrl-C may come when a work has just been started, and nobody has it yet."""
