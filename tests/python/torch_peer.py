@@ -334,6 +334,14 @@ def works(rank, size, gloo):
     before = backend._get_sequence_number_for_group()
     dist.barrier()
     assert backend._get_sequence_number_for_group() == before + 1
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:  # the others count what they have begun, none of which can end without this rank
+        assert within(lambda: store.add("counted", 0) == size - 1)
+    started = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(3)]
+    assert backend._get_sequence_number_for_group() == before + 4  # the same on every rank: TORCH_DISTRIBUTED_DEBUG=DETAIL compares them
+    store.add("counted", 1)
+    for work in started:
+        work.wait()
     assert dist.get_backend() == "tutti" and dist.get_rank() == rank and dist.get_world_size() == size
     dropped_after_a_failure()
     if shimmed():

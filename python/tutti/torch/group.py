@@ -183,7 +183,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
         return self
 
     def _get_sequence_number_for_group(self) -> int:
-        return lib.tutti_group_completed(self._handle)
+        return lib.tutti_group_sequence(self._handle)  # begun: works that run end earlier on one rank than on another
 
     def _set_sequence_number_for_group(self) -> None:
         """The library counts by itself."""
