@@ -438,6 +438,13 @@ def data_parallel(rank, size, gloo):
             model.register_comm_hook(powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2, min_compression_rate=1) if slim else group, hook)
             results.append(train(model, rank, 5))
         same(*results)
+    for hook in [dist.BuiltinCommHookType.ALLREDUCE] + [dist.BuiltinCommHookType.FP16_COMPRESS] * shimmed():  # PyTorch's own in C++
+        results = []
+        for group in (None, gloo):
+            model = nn.parallel.DistributedDataParallel(Network(), process_group=group)
+            model._register_builtin_comm_hook(hook)
+            results.append(train(model, rank))
+        same(*results)
 
 
 def fully_sharded(rank, size, gloo):
