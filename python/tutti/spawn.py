@@ -32,8 +32,9 @@ def _rank_main(function, arguments, given, results):
             answer = (given["rank"], False, (RuntimeError(repr(error)), error.__traceback_text__))
     try:
         results.send(answer)
-    except Exception:  # what cannot be pickled
-        results.send((given["rank"], False, (RuntimeError(repr(answer[2])), traceback.format_exc())))
+    except Exception as cause:  # what cannot be pickled
+        text = f"tutti.spawn: rank {given['rank']} returned {answer[2]!r}, which cannot be sent to its parent: {cause}"
+        results.send((given["rank"], False, (RuntimeError(text), traceback.format_exc())))
     results.close()
 
 

@@ -220,6 +220,10 @@ def fails(rank):
             assert "ZeroDivisionError: on purpose" in str(error), error
 
 
+def returns_what_stays_here():
+    return threading.Lock()
+
+
 def dies_and_leaves_a_child():
     """The child has what the rank had open, as workers of a data loader do."""
     with tutti.World() as world:
@@ -303,6 +307,8 @@ def a_death_reaches_the_others_and_the_parent():
     error = raises(tutti.DeadError, tutti.spawn, dies, 3)
     assert error.ranks == (1,) and "signal 9" in str(error)
     raises(ZeroDivisionError, tutti.spawn, fails, 2, 1)
+    text = str(raises(RuntimeError, tutti.spawn, returns_what_stays_here, 1))
+    assert "rank 0 returned <unlocked _thread.lock" in text and "cannot pickle '_thread.lock' object" in text, text
     begin = time.monotonic()
     error = raises(tutti.DeadError, tutti.spawn, dies_and_leaves_a_child, 2)
     assert error.ranks == (1,) and time.monotonic() - begin < 45, (error, time.monotonic() - begin)
