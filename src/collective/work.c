@@ -158,11 +158,20 @@ tutti_status tu_work_run_now(tutti_work *work) {
 
 /* ---- the public calls ---- */
 
+/* A forked child has none of the threads that would end a work. */
+static tutti_status check_process(const tutti_work *work) {
+    const tutti_world *world = work->group->world;
+    return tu_world_forked(world) ? tu_world_check(world) : TUTTI_OK;
+}
+
 tutti_status tutti_work_test(tutti_work *work, bool *finished) {
     if (work == NULL || finished == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_work_test needs a work and a place for the result");
     *finished = tu_work_done(work);
-    return *finished ? TUTTI_OK : work->task.executor->test(work, finished);
+    if (*finished)
+        return TUTTI_OK;
+    tutti_status status = check_process(work);
+    return status != TUTTI_OK ? status : work->task.executor->test(work, finished);
 }
 
 static tutti_status too_late(const tutti_work *work, int64_t timeout) {
@@ -195,9 +204,12 @@ tutti_status tutti_work_wait(tutti_work *work, int64_t timeout_ns) {
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_work_wait: the work is NULL");
     if (tu_work_done(work))
         return result(work);
+    tutti_status status = check_process(work);
+    if (status != TUTTI_OK)
+        return status;
     int64_t timeout;
-    tutti_status status = tu_timeout_choose("tutti_work_wait", timeout_ns, work->group->timeout_ns,
-                                            work->group->world->timeout_ns, &timeout);
+    status = tu_timeout_choose("tutti_work_wait", timeout_ns, work->group->timeout_ns, work->group->world->timeout_ns,
+                               &timeout);
     if (status != TUTTI_OK)
         return status;
     const tu_executor *executor = work->task.executor;

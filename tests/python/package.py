@@ -661,6 +661,27 @@ def an_interrupt_while_a_work_is_dropped_frees_nothing():
             time.sleep(0.001)
 
 
+def a_forked_child_does_not_wait_for_its_parents_works():
+    """It has none of the threads that would end them."""
+    import asyncio
+
+    async def _of(work):
+        return await work
+
+    with tutti.World() as world:
+        work = world.group.recv(array.array("i", [0]), source=0, tag=1, wait=False)
+        child = os.fork()
+        if child == 0:
+            try:
+                found = [raises(tutti.Error, call).status for call in (lambda: work.wait(1), work.done, lambda: asyncio.run(asyncio.wait_for(_of(work), 60)))]
+                os._exit(0 if found == ["FORKED"] * 3 else 2)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        world.group.send(array.array("i", [7]), to=0, tag=1)
+        assert list(work.wait()) == [7]
+
+
 def a_signal_of_a_forked_child_ends_nothing_here():
     program = ("import array, os, signal, threading, tutti\n"
                "world = tutti.World()\n"
@@ -784,5 +805,6 @@ if __name__ == "__main__":
          ctrl_c_ends_the_opening_of_a_world, numbers_that_do_not_fit_are_refused, what_has_a_handle_is_not_copied,
          buffers_that_do_not_fit_are_refused, closed_groups_say_so, what_an_interrupt_leaves_running_keeps_its_buffers,
          an_interrupt_while_a_work_is_dropped_frees_nothing, a_signal_of_a_forked_child_ends_nothing_here,
+         a_forked_child_does_not_wait_for_its_parents_works,
          a_library_of_another_version_is_refused, importing_is_quick_and_needs_nothing, every_function_of_c_is_at_hand,
          a_package_that_pip_has_built_looks_for_plug_ins_in_itself_alone, the_package_is_python_of_3_9))
