@@ -1,72 +1,30 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed on Tutti: every call gives what gloo gives, and what PyTorch builds on them (functional collectives, DeviceMesh, DTensor, DDP, FSDP2, tensor
-parallel, torch.compile) gives what it gives on gloo. Deaths and mismatches are errors that name the rank."""
+"""torch.distributed on Tutti: every call gives what gloo gives, and functional collectives, torch.compile and symmetric memory on them. Deaths and mismatches are errors
+that name the rank. What PyTorch trains with is training_torch_peer.py's subject."""
 import datetime
 import os
 import pathlib
-import pickle
 import signal
 import sys
-import tempfile
 import threading
 import time
-import traceback
 import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent / "support"))
-from harness import raises, skip, with_pytorch  # noqa: E402
+from harness import raises  # noqa: E402
+from torch_ranks import LONG, Network, data, run_all, same, shimmed, train, within  # noqa: E402
 
-with_pytorch()
-os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-try:
-    import torch
-    import torch.distributed as dist
-    import torch.multiprocessing as multiprocessing
-except ImportError:
-    skip("PyTorch is not installed (make test-peers installs it)")
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 import torch.nn as nn  # noqa: E402
 
 import tutti.torch  # noqa: E402
 
 warnings.simplefilter("ignore", FutureWarning)  # names that PyTorch is about to change
-LONG = datetime.timedelta(seconds=120)
-
-
-def within(condition, seconds=60):
-    """Whether it comes true: threads end when they get to it."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def same(left, right):
-    if isinstance(left, (list, tuple)):
-        assert len(left) == len(right)
-        for pair in zip(left, right):
-            same(*pair)
-    else:
-        torch.testing.assert_close(left, right, equal_nan=True)
-
-
-def shimmed():
-    """Whether this run is of the C++ part."""
-    return os.environ["TUTTI_TORCH_SHIM"] == "on"
 
 
 # ---- what ranks do; `gloo` is a group of the same ranks ----
-
-def data(rank, shape, dtype, salt=0):
-    generator = torch.Generator().manual_seed(1000 * rank + salt)
-    if dtype == torch.bool:
-        return torch.randint(0, 2, shape, generator=generator).bool()
-    if dtype.is_floating_point:
-        return torch.randn(shape, generator=generator, dtype=torch.float32).to(dtype)
-    return torch.randint(0, 5, shape, generator=generator).to(dtype)
-
 
 def reductions(rank, size, gloo):
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64):
@@ -399,90 +357,6 @@ def functional(rank, size, gloo):
         assert funcol.all_gather_into_tensor_coalesced([], dist.group.WORLD) == []
     parts = funcol.reduce_scatter_tensor_coalesced([y, y * 2], "sum", [0, 0], dist.group.WORLD)
     same(funcol.wait_tensor(parts[1]), 2 * scattered)
-
-
-class Network(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(3)
-        self.first, self.second, self.third = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
-
-    def forward(self, x):
-        return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
-
-
-def train(model, rank, steps=3):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = model(data(rank, (6, 8), torch.float32, step)).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return losses
-
-
-def data_parallel(rank, size, gloo):
-    results = []
-    for group in (None, gloo):
-        model = nn.parallel.DistributedDataParallel(Network(), process_group=group, bucket_cap_mb=0.001)
-        results.append((train(model, rank), [parameter.detach() for parameter in model.parameters()]))
-    same(*results)
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-    for hook in (default_hooks.fp16_compress_hook, powerSGD_hook.powerSGD_hook):  # collectives that start where others complete
-        results = []
-        for group in (None, gloo):
-            model = nn.parallel.DistributedDataParallel(Network(), process_group=group)
-            slim = hook is powerSGD_hook.powerSGD_hook
-            model.register_comm_hook(powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2, min_compression_rate=1) if slim else group, hook)
-            results.append(train(model, rank, 5))
-        same(*results)
-    for hook in [dist.BuiltinCommHookType.ALLREDUCE] + [dist.BuiltinCommHookType.FP16_COMPRESS] * shimmed():  # PyTorch's own in C++
-        results = []
-        for group in (None, gloo):
-            model = nn.parallel.DistributedDataParallel(Network(), process_group=group)
-            model._register_builtin_comm_hook(hook)
-            results.append(train(model, rank))
-        same(*results)
-
-
-def fully_sharded(rank, size, gloo):
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    results = []
-    for mesh in (init_device_mesh("cpu", (size,)), DeviceMesh.from_group(gloo, "cpu")):
-        model = Network()
-        for layer in (model.first, model.second, model.third):
-            fully_shard(layer, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        results.append((train(model, rank), [parameter.full_tensor().detach() for parameter in model.parameters()]))
-    same(*results)
-
-
-def tensors_and_meshes(rank, size, gloo):
-    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-    full = data(0, (size * 2, 6), torch.float32)
-    mesh, other = init_device_mesh("cpu", (size,)), DeviceMesh.from_group(gloo, "cpu")
-    values = []
-    for each in (mesh, other):
-        sharded = distribute_tensor(full, each, [Shard(0)])
-        across = sharded.redistribute(each, [Shard(1)])
-        values.append([sharded.full_tensor(), across.to_local(), (sharded @ sharded.t()).redistribute(each, [Replicate()]).to_local(), sharded.sum().full_tensor()])
-    same(*values)
-    same(values[0][0], full)
-    results = []
-    for each in (mesh, other):
-        model = parallelize_module(Network(), each, {"first": ColwiseParallel(), "second": RowwiseParallel()})
-        results.append(train(model, 0))
-    same(*results)
-    if size % 2 == 0:
-        plane = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("rows", "columns"))
-        tensor = torch.ones(1)
-        dist.all_reduce(tensor, group=plane.get_group("columns"))
-        assert tensor.item() == 2
 
 
 def compiled(rank, size, gloo):
@@ -830,64 +704,6 @@ def death(rank, size, gloo):
     assert error.status == "DEAD" and error.ranks == (size - 1,), error
 
 
-# ---- starting them ----
-
-def rank_main(rank, name, size, folder):
-    try:
-        os.environ["TEST_MEET"] = f"{folder}/{name}"
-        dist.init_process_group("tutti", rank=rank, world_size=size, store=dist.FileStore(f"{folder}/{name}", size), timeout=LONG)
-        gloo = dist.new_group(list(range(size)), backend="gloo", timeout=LONG)
-        for part in name.split("+"):
-            globals()[part](rank, size, gloo)
-        if "death" in name:
-            os._exit(0)  # gloo would wait for the dead
-        dist.destroy_process_group()
-        result = None
-    except BaseException:
-        result = traceback.format_exc()
-    with open(f"{folder}/{name}.{rank}.result", "wb") as file:
-        pickle.dump(result, file)
-    if "death" in name or result is not None:
-        os._exit(1)
-
-
-def run(name, size):
-    with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        ranks = [context.Process(target=rank_main, args=(rank, name, size, folder)) for rank in range(size)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        bad = [rank for rank, process in enumerate(ranks) if process.exitcode != (-signal.SIGKILL if name == "death" and rank == size - 1 else 0)]
-        for rank in bad:
-            path = pathlib.Path(folder, f"{name}.{rank}.result")
-            print(f"FAILED {name}: rank {rank} of {size} ended with {ranks[rank].exitcode}\n{pickle.loads(path.read_bytes()) if path.exists() else ''}", flush=True)
-        if bad:
-            return False
-    print(f"ok {name} with {size} ranks", flush=True)
-    return True
-
-
 if __name__ == "__main__":
-    chosen = sys.argv[1:]
-    tests = [("reductions+moves+messages+works+groups+functional", 2), ("moves+messages+groups+errors", 3), ("data_parallel+fully_sharded+tensors_and_meshes", 2),
-             ("data_parallel+tensors_and_meshes", 4), ("symmetric+compiled+interrupts+twice+tcp_store", 2), ("symmetric", 3), ("death", 3)]
-    ways = [word for word in chosen if word in ("on", "off")] or ["off", "on"]
-    chosen = [word for word in chosen if word not in ways]
-    good = []
-    if "on" in ways:  # built once, before ranks have deadlines
-        os.environ["TUTTI_TORCH_SHIM"] = "on"
-        try:
-            tutti.torch.group.shim.load()
-        except RuntimeError as error:
-            if "there is no C++ compiler" not in str(error) and "Python.h is not there" not in str(error):
-                raise
-            print(f"not in C++: {error}")
-            ways = [way for way in ways if way != "on"]
-    for way in ways:
-        os.environ["TUTTI_TORCH_SHIM"] = way
-        print("in C++:" if way == "on" else "in Python:", flush=True)
-        good += [run(name, size) for name, size in tests if not chosen or any(word in name for word in chosen)]
-    print(f"{sum(good)} passed, {len(good) - sum(good)} failed")
-    sys.exit(0 if all(good) else 1)
+    run_all([("reductions+moves+messages+works+groups+functional", 2), ("moves+messages+groups+errors", 3), ("symmetric+compiled+interrupts+twice+tcp_store", 2),
+             ("symmetric", 3), ("death", 3)])
