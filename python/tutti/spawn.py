@@ -17,9 +17,11 @@ from .errors import AbortedError, DeadError, GoneError, check
 
 
 _PATIENCE = 2.0  # seconds with ranks that go on when others have failed
+_PART = 4000  # bytes of an answer: with what multiprocessing puts before them few enough (PIPE_BUF) for a pipe to take them all or none
 
 
 def _rank_main(function, arguments, given, results):
+    from multiprocessing.reduction import ForkingPickler  # late, as below
     _world._given.update(given)
     try:
         answer = (given["rank"], True, function(*arguments))
@@ -31,11 +33,37 @@ def _rank_main(function, arguments, given, results):
         except Exception:
             answer = (given["rank"], False, (RuntimeError(repr(error)), error.__traceback_text__))
     try:
-        results.send(answer)
+        data = ForkingPickler.dumps(answer)
     except Exception as cause:  # what cannot be pickled
         text = f"tutti.spawn: rank {given['rank']} returned {answer[2]!r}, which cannot be sent to its parent: {cause}"
-        results.send((given["rank"], False, (RuntimeError(text), traceback.format_exc())))
+        data = ForkingPickler.dumps((given["rank"], False, (RuntimeError(text), traceback.format_exc())))
+    results.send_bytes(len(data).to_bytes(8, "little"))
+    for begin in range(0, len(data), _PART):
+        results.send_bytes(data[begin:begin + _PART])
     results.close()
+
+
+class _Answer:
+    """What a rank sends, part by part: one that is killed in the middle of it leaves no part that has begun, for which the parent would wait as long as a child that
+    the rank has forked has the pipe, too."""
+
+    def __init__(self, receiver):
+        self._receiver, self._length, self._data = receiver, None, bytearray()
+
+    def take(self):
+        """Whether all of it is there. Takes what has come, and waits for nothing."""
+        while self._length is None or len(self._data) < self._length:
+            if not self._receiver.poll():
+                return False
+            part = self._receiver.recv_bytes()
+            if self._length is None:
+                self._length = int.from_bytes(part, "little")
+            else:
+                self._data += part
+        return True
+
+    def value(self):
+        return pickle.loads(self._data)
 
 
 def spawn(function: Callable[..., Any], ranks: int, *arguments: Any) -> List[Any]:
@@ -77,7 +105,7 @@ def _end_of(process):
 def _run(function, ranks, arguments, store):
     import multiprocessing.connection  # late, since it takes long
     context = multiprocessing.get_context("spawn")
-    children, ends = [], []
+    children, ends, answers = [], [], []
     results, failures, deaths = [None] * ranks, [], []
     waiting, tell_at, told = {}, None, False  # waiting: what is ready when a rank has answered, and what is when it has ended
     try:
@@ -87,6 +115,7 @@ def _run(function, ranks, arguments, store):
             process.start()
             sender.close()
             children.append((process, receiver))
+            answers.append(_Answer(receiver))
             ends.append(_end_of(process))
             waiting[receiver] = waiting[ends[-1]] = rank
         while waiting:
@@ -97,19 +126,23 @@ def _run(function, ranks, arguments, store):
                 told = True
             for rank in {waiting[each] for each in ready}:
                 process, receiver = children[rank]
-                del waiting[receiver], waiting[ends[rank]]
                 try:
-                    if not receiver.poll():  # it has ended without a word
-                        raise EOFError
-                    _, good, value = receiver.recv()
+                    complete = answers[rank].take()
+                    over = complete or ends[rank] in ready
+                except (EOFError, OSError):
+                    complete, over = False, True
+                if not over:
+                    continue  # more is to come
+                del waiting[receiver], waiting[ends[rank]]
+                if complete:
+                    _, good, value = answers[rank].value()
                     if good:
                         results[rank] = value
                     else:
                         failures.append(value)
-                except (EOFError, OSError):  # the latter in the middle of its answer
-                    process.join()
-                    deaths.append((rank, process.exitcode))
                 process.join()
+                if not complete:
+                    deaths.append((rank, process.exitcode))
             if tell_at is None and (failures or deaths):
                 tell_at = time.monotonic() + _PATIENCE
     except BaseException:

@@ -9,6 +9,7 @@ import os
 import pathlib
 import pickle
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -236,6 +237,27 @@ def dies_and_leaves_a_child():
         world.group.barrier()
 
 
+def dies_in_the_middle_of_its_answer():
+    """Likewise. A pipe takes a few bytes all or none; of more it may have some."""
+    from multiprocessing.connection import Connection
+    if os.fork() == 0:
+        time.sleep(60)
+        os._exit(0)
+    sent = []
+
+    def send(self, data, write=os.write):
+        sent.append(write(self._handle, data if len(data) <= select.PIPE_BUF else data[:100]))
+        if len(sent) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+    Connection._send = send
+    return bytes(1 << 20)
+
+
+def answers_with_its_rank():
+    with tutti.World() as world:
+        return bytes([world.rank]) * (world.rank << 20)
+
+
 def goes_on(told):
     with tutti.World() as world:
         if world.rank == 0:
@@ -312,6 +334,10 @@ def a_death_reaches_the_others_and_the_parent():
     begin = time.monotonic()
     error = raises(tutti.DeadError, tutti.spawn, dies_and_leaves_a_child, 2)
     assert error.ranks == (1,) and time.monotonic() - begin < 45, (error, time.monotonic() - begin)
+    begin = time.monotonic()
+    error = raises(tutti.DeadError, tutti.spawn, dies_in_the_middle_of_its_answer, 1)
+    assert error.ranks == (0,) and "signal 9" in str(error) and time.monotonic() - begin < 45, (error, time.monotonic() - begin)
+    assert tutti.spawn(answers_with_its_rank, 3) == [bytes([rank]) * (rank << 20) for rank in range(3)]
     raises(ValueError, tutti.spawn, fails, 0, 1)
 
 
