@@ -157,6 +157,19 @@ static tutti_status follow_last(tu_fused_run *run) {
     return run->device->table->join(run->device->state, run->device->index, run->stream, room->done);
 }
 
+/* Marks where a call ends in its stream. */
+static tutti_status mark_end(const tu_device *device, void *stream, void **event) {
+    tutti_status status = device->table->mark(device->state, device->index, stream, event);
+    if (status != TUTTI_OK) { /* nothing will tell when the call has ended: now it has */
+        tutti_error_copy error;
+        tu_error_save(&error);
+        tutti_status ended = device->table->synchronize(device->state, device->index, stream);
+        (void)ended;
+        status = tu_error_restore(&error);
+    }
+    return status;
+}
+
 /* Without an event a call on another stream could not follow this one: an error. */
 static tutti_status note_last(tu_fused_run *run) {
     const tu_device *device = run->device;
@@ -167,15 +180,7 @@ static tutti_status note_last(tu_fused_run *run) {
         device->table->unmark(device->state, device->index, room->done);
     room->last = run->stream;
     room->done = NULL;
-    tutti_status status = device->table->mark(device->state, device->index, run->stream, &room->done);
-    if (status != TUTTI_OK) { /* nothing will tell when the call has ended: now it has */
-        tutti_error_copy error;
-        tu_error_save(&error);
-        tutti_status ended = device->table->synchronize(device->state, device->index, run->stream);
-        (void)ended;
-        status = tu_error_restore(&error);
-    }
-    return status;
+    return mark_end(device, run->stream, &room->done);
 }
 
 static tutti_call call_on(void *stream) {
@@ -672,7 +677,7 @@ static tutti_status run_in_turn(tu_fused_run *run, start *start) {
     if (status == TUTTI_OK && !run->capturing) {
         forget_last(queue);
         queue->last = run->stream;
-        status = device->table->mark(device->state, device->index, run->stream, &queue->done);
+        status = mark_end(device, run->stream, &queue->done);
     }
     pthread_mutex_unlock(&queue->lock);
     return status;

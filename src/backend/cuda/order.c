@@ -173,9 +173,12 @@ void tu_cuda_note_use(tu_cuda *cuda, tu_cuda_device *device, CUstream stream) {
     }
     if (use->event == NULL && cuda->driver.cuEventCreate(&use->event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
         use->event = NULL;
-    if (use->event != NULL && cuda->driver.cuEventRecord(use->event, stream) == CUDA_SUCCESS)
+    bool noted = use->event != NULL && cuda->driver.cuEventRecord(use->event, stream) == CUDA_SUCCESS;
+    if (noted)
         use->stream = id;
     pthread_mutex_unlock(&device->use_lock);
+    if (!noted) /* nothing will tell when the copy has ended: now it has */
+        cuda->driver.cuStreamSynchronize(stream);
 }
 
 void tu_cuda_await_uses(tu_cuda *cuda, tu_cuda_device *device) {
