@@ -392,7 +392,7 @@ static const char *read_arguments(int argc, char **argv, bool *list) {
 int main(int argc, char **argv) {
     int passed = 0, failed = 0, skipped = 0;
     bool list = false;
-    const char *part = read_arguments(argc, argv, &list);
+    const char *part = read_arguments(argc, argv, &list), *without = test_option("without");
     if (!list && machine_lacks(getenv("TUTTI_ISA"))) {
         printf("skipped: this machine has no %s\n", getenv("TUTTI_ISA"));
         return EXIT_SKIP;
@@ -406,7 +406,7 @@ int main(int argc, char **argv) {
             printf("%s\n", test->name);
             continue;
         }
-        if (strstr(test->name, part) == NULL)
+        if (strstr(test->name, part) == NULL || (without != NULL && strstr(test->name, without) != NULL))
             continue;
 #ifdef __SANITIZE_THREAD__
         if (strstr(test->name, "_as_processes") != NULL)
