@@ -13,7 +13,7 @@
 
 #include "backends.h"
 
-#define FAILING_CALLS 2048
+#define FAILING_CALLS 4096
 #define FAILING_NEVER (1 << 30)
 
 /* What can be made to fail. */

@@ -10,7 +10,9 @@
  *
  * LIFETIME. An export holds the storage, not the handle: scopes may close and tensors may go. While an export is alive
  * the storage cannot be resized. The deleter may be called by any thread, once. On a GPU the deleter of an import runs
- * when the streams on which operators used it have done what they hold: the host waits for them.
+ * when the streams on which operators used it have done what they hold, or, while tt_replay_begin has one captured,
+ * what it held before: the host waits for them. Where another library captures a stream nothing tells, and nobody
+ * waits.
  *
  * WRITING. What the other library writes is seen at once and counted in no version: autograd cannot notice it.
  */

@@ -14,7 +14,9 @@
  * The plug-in libtutti-tensor-cuda.so is loaded when the first of these is needed; without it, a driver or a GPU, a
  * call is TUTTI_ERROR_UNSUPPORTED and says what is missing. Functions that return bool or a pointer set the pending
  * error, as operators do. A stream is a CUstream (a cudaStream_t) as `void *`, and may come from elsewhere; whoever
- * made it ends it when it has done what Tutti gave it (tt_synchronize), since a new stream may get its handle.
+ * made it ends it when it has done what Tutti gave it (tt_synchronize), since a new stream may get its handle, and when
+ * no tensor is left on symmetric or imported memory that it used, or was current for when that came: their end marks
+ * it.
  */
 #ifndef TUTTI_STREAMS_H
 #define TUTTI_STREAMS_H

@@ -163,24 +163,30 @@ static void drop_uses(tu_gpus *gpus, tu_gpu_piece *piece) {
     piece->uses = NULL;
 }
 
-/* Marks where the stream is. While it is captured that cannot be told. */
-static void mark_use(tu_gpus *gpus, const tu_gpu *gpu, tu_gpu_use *use) {
+/* Marks where the stream is. While it is captured that cannot be told, and it gets no event. False: the driver failed
+ * to. */
+static bool mark_use(tu_gpus *gpus, const tu_gpu *gpu, tu_gpu_use *use) {
     if (tu_gpu_is_noted(gpus, gpu, use->stream))
-        return;
-    CUresult result = gpus->driver.cuEventCreate(&use->event, CU_EVENT_DISABLE_TIMING);
-    if (result == CUDA_SUCCESS)
-        result = gpus->driver.cuEventRecord(use->event, use->stream);
-    if (result != CUDA_SUCCESS) /* nothing tells when that stream is past it: wait now */
-        gpus->driver.cuCtxSynchronize();
+        return true;
+    CUevent event;
+    if (gpus->driver.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS)
+        return false;
+    if (gpus->driver.cuEventRecord(event, use->stream) != CUDA_SUCCESS) {
+        gpus->driver.cuEventDestroy(event);
+        return false;
+    }
+    use->event = event;
+    return true;
 }
 
 /* Whether the streams that used it are past it; waits for them where `wait` says so. A stream that was captured when
- * the piece came back may still be at what it was given before: it is marked when that is over. Memory of a graph that
- * such a stream used is not given out again: what it does there runs with the graph. */
+ * the piece came back may still be at what it was given before: it is marked when that is over, as is one that the
+ * driver failed to mark. Memory of a graph that such a stream used is not given out again: what it does there runs with
+ * the graph. */
 static bool is_over(tu_gpus *gpus, const tu_gpu *gpu, const tu_gpu_piece *piece, bool wait) {
     for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next) {
         if (use->event == NULL && piece->segment->graph == NULL)
-            mark_use(gpus, gpu, use);
+            (void)mark_use(gpus, gpu, use);
         if (use->event == NULL)
             return false;
         CUresult result = wait ? gpus->driver.cuEventSynchronize(use->event) : gpus->driver.cuEventQuery(use->event);
@@ -318,10 +324,14 @@ static bool let_others_go_on(const tu_gpus *gpus, tu_gpu *gpu) {
     return true;
 }
 
+/* As calls that nobody gives a time: what streams of other libraries wait for may never come. */
+#define ROOM_NS (300 * INT64_C(1000000000))
+
 /* Where there is no room: of what is spare, or in place of it, now or when the streams are past it that used it. */
 static CUresult make_room(tu_gpus *gpus, tu_gpu *gpu, CUstream stream, size_t bytes, size_t whole, CUdeviceptr *address,
                           tu_gpu_piece **piece) {
     CUresult result;
+    int64_t deadline = gpus->host->now() + ROOM_NS;
     gpu->usage.retries++;
     do {
         settle_recent(gpu); /* others have released while the lock was theirs */
@@ -332,7 +342,7 @@ static CUresult make_room(tu_gpus *gpus, tu_gpu *gpu, CUstream stream, size_t by
         }
         give_back(gpus, gpu);
         result = take(gpus, gpu, whole, address);
-    } while (result == CUDA_ERROR_OUT_OF_MEMORY && let_others_go_on(gpus, gpu));
+    } while (result == CUDA_ERROR_OUT_OF_MEMORY && gpus->host->now() < deadline && let_others_go_on(gpus, gpu));
     return result;
 }
 
@@ -419,10 +429,11 @@ tutti_status tu_gpu_allocate(void *state, int index, void *stream, size_t bytes,
     return status;
 }
 
-/* Marks where the other streams are; false where there is nothing to wait for. */
+/* Marks where the other streams are; false where there is nothing to wait for. One that the driver fails to mark is
+ * marked when the piece is looked at again. */
 static bool mark_uses(tu_gpus *gpus, const tu_gpu *gpu, tu_gpu_piece *piece) {
     for (tu_gpu_use *use = piece->uses; use != NULL; use = use->next)
-        mark_use(gpus, gpu, use);
+        (void)mark_use(gpus, gpu, use);
     return piece->uses != NULL;
 }
 
@@ -461,7 +472,27 @@ void tu_gpu_release(void *state, int index, tu_device_block *block) {
     *block = (tu_device_block){ 0 };
 }
 
-/* The host waits without the lock: the streams may wait for other ranks of this process, which allocate meanwhile. */
+/* Until the stream is past its mark, or, where it is captured by us, past what it held before. What it is given while
+ * another library captures it runs with a graph that we know nothing of. The host waits without the lock: streams may
+ * wait for other ranks of this process, which allocate meanwhile. */
+static void await_use(tu_gpus *gpus, tu_gpu *gpu, tu_gpu_use *use) {
+    bool marked = true, held = true;
+    while (use->event == NULL && held) {
+        pthread_mutex_lock(&gpu->lock); /* a capture that is under way keeps its graph meanwhile */
+        const tu_gpu_graph *graph = tu_gpu_capture_of(gpu, use->stream);
+        held = graph != NULL && gpus->driver.cuEventQuery(graph->began) == CUDA_ERROR_NOT_READY;
+        if (graph == NULL)
+            marked = mark_use(gpus, gpu, use);
+        pthread_mutex_unlock(&gpu->lock);
+        if (held)
+            sched_yield();
+    }
+    if (use->event != NULL)
+        gpus->driver.cuEventSynchronize(use->event);
+    else if (!marked) /* nothing tells when that stream is past it */
+        gpus->driver.cuCtxSynchronize();
+}
+
 void tu_gpu_release_behind(void *state, int index, tu_device_block *block) {
     tu_gpus *gpus = state;
     tu_gpu_piece *piece = block->handle;
@@ -471,14 +502,13 @@ void tu_gpu_release_behind(void *state, int index, tu_device_block *block) {
         pthread_mutex_lock(&gpu->lock);
         tu_gpu_use own = { .stream = piece->stream, .next = piece->uses };
         for (tu_gpu_use *use = &own; use != NULL; use = use->next)
-            mark_use(gpus, gpu, use);
+            (void)mark_use(gpus, gpu, use);
         piece->uses = NULL;
         gpu->usage.allocated -= piece->bytes;
         make_spare(gpu, piece);
         pthread_mutex_unlock(&gpu->lock);
-        for (const tu_gpu_use *use = &own; use != NULL; use = use->next)
-            if (use->event != NULL)
-                gpus->driver.cuEventSynchronize(use->event);
+        for (tu_gpu_use *use = &own; use != NULL; use = use->next)
+            await_use(gpus, gpu, use);
         if (own.event != NULL)
             gpus->driver.cuEventDestroy(own.event);
         drop_list(gpus, own.next);

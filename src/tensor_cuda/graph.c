@@ -104,6 +104,13 @@ bool tu_gpu_capturing(void *state, int index, void *stream) {
     return yes;
 }
 
+static CUresult begin_capture(const tu_gpus *gpus, tu_gpu_graph *graph, CUstream stream) {
+    CUresult result = gpus->driver.cuEventCreate(&graph->began, CU_EVENT_DISABLE_TIMING);
+    if (result == CUDA_SUCCESS)
+        result = gpus->driver.cuEventRecord(graph->began, stream);
+    return result == CUDA_SUCCESS ? gpus->driver.cuStreamBeginCapture(stream, THREAD_ALONE) : result;
+}
+
 tutti_status tu_gpu_capture_begin(void *state, int index, void *stream) {
     tu_gpus *gpus = state;
     tu_gpu *gpu;
@@ -121,9 +128,9 @@ tutti_status tu_gpu_capture_begin(void *state, int index, void *stream) {
         status = gpus->host->error(TUTTI_ERROR_MEMORY, "out of memory for a graph");
     else if (tu_gpu_capture_of(gpu, stream) != NULL)
         status = gpus->host->error(TUTTI_ERROR_STATE, "this stream is captured already");
-    CUresult result = status == TUTTI_OK ? gpus->driver.cuStreamBeginCapture(stream, THREAD_ALONE) : CUDA_SUCCESS;
+    CUresult result = status == TUTTI_OK ? begin_capture(gpus, graph, stream) : CUDA_SUCCESS;
     if (result != CUDA_SUCCESS)
-        status = tu_gpu_error(gpus, result, "cuStreamBeginCapture");
+        status = tu_gpu_error(gpus, result, "beginning a capture");
     if (status == TUTTI_OK)
         graph->number = number_of(gpus, stream);
     if (status == TUTTI_OK && !note_capture(gpu, stream, graph)) {
@@ -133,6 +140,8 @@ tutti_status tu_gpu_capture_begin(void *state, int index, void *stream) {
         status = gpus->host->error(TUTTI_ERROR_LIMIT, "at most %d streams of a GPU can be captured at one time",
                                    TU_GPU_CAPTURES);
     }
+    if (status != TUTTI_OK && graph != NULL && graph->began != NULL)
+        gpus->driver.cuEventDestroy(graph->began);
     if (status != TUTTI_OK)
         free(graph);
     tu_gpu_leave(gpus, pushed);
@@ -217,6 +226,7 @@ void tu_gpu_graph_end(void *state, int index, void *which) {
         tu_gpu_leave_aside(gpus, &aside);
         return;
     }
+    gpus->driver.cuEventDestroy(graph->began);
     if (graph->ran != NULL) {
         gpus->driver.cuEventSynchronize(graph->ran); /* over at once where it never ran */
         gpus->driver.cuEventDestroy(graph->ran);

@@ -264,17 +264,15 @@ static void stream_end(void *state, int index, void *stream) {
 static tutti_status synchronize(void *state, int index, void *stream) {
     tu_gpus *gpus = state;
     tu_gpu *gpu;
-    bool pushed;
-    tutti_status status = tu_gpu_enter(gpus, index, &gpu, &pushed);
-    if (status != TUTTI_OK)
-        return status;
-    if (tu_gpu_is_noted(gpus, gpu, stream))
+    tu_gpu_aside aside; /* another stream's capture may forbid that this thread waits for one */
+    tutti_status status = tu_gpu_enter_aside(gpus, index, &gpu, &aside);
+    if (status == TUTTI_OK && tu_gpu_is_noted(gpus, gpu, stream))
         status = gpus->host->error(TUTTI_ERROR_STATE,
                                    "the host cannot wait for a stream that is captured: what reads a tensor on the "
                                    "host belongs before the capture, or behind a run");
-    else
+    else if (status == TUTTI_OK)
         status = checked(gpus, gpus->driver.cuStreamSynchronize(stream), "waiting for a stream");
-    tu_gpu_leave(gpus, pushed);
+    tu_gpu_leave_aside(gpus, &aside);
     return status;
 }
 

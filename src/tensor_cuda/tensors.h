@@ -58,7 +58,8 @@ typedef struct tu_gpu_kept {
 
 struct tu_gpu_graph {
     CUgraphExec runnable;
-    CUevent ran; /* behind its last run */
+    CUevent began; /* behind what its stream held before; none in captures that others began */
+    CUevent ran;   /* behind its last run */
     tu_gpu_kept *kept;
     unsigned long long number; /* the driver's, of the capture */
     tu_gpu_graph *next;        /* of those that others began: they live as long as the device is open, since nothing

@@ -546,7 +546,7 @@ static void take_back(tt_dlpack_managed *self) {
     loan.managed->deleter(loan.managed);
 }
 
-TEST(an_import_goes_back_when_the_streams_that_used_it_are_past_it) {
+static void check_goes_back(bool captured) {
     tutti_device device = there();
     void *stream = tt_stream_new(device);
     tt_options options;
@@ -555,19 +555,31 @@ TEST(an_import_goes_back_when_the_streams_that_used_it_are_past_it) {
     loan.managed = tt_to_dlpack(x);
     tt_dlpack_managed lent = *loan.managed;
     lent.deleter = take_back;
-    CHECK(tt_stream_set(device, stream));
+    CHECK(tt_synchronize(device) && tt_stream_set(device, stream));
     inner = tt_scope_open();
     tt_tensor *shared = tt_from_dlpack(&lent), *late = tt_sum(tt_matmul(large, large)), *y = tt_add(late, shared);
     tt_scope_return(y);
     loan.used = tt_event_record(device);
-    CHECK(tt_stream_set(device, NULL));
+    CHECK(captured ? tt_replay_begin(device) : tt_stream_set(device, NULL));
     CHECK_OK(tt_scope_close(&inner));
     CHECK(loan.over);
+    if (captured)
+        tt_replay_release(tt_replay_end(device));
     CHECK(tt_event_join(loan.used) && tt_item(y) == 256.0 * 256 * 257);
+    CHECK(tt_stream_set(device, NULL));
     tt_event_release(loan.used);
     CHECK_OK(tt_scope_close(&scope));
     tt_stream_release(device, stream);
     test_device_leave();
+}
+
+TEST(an_import_goes_back_when_the_streams_that_used_it_are_past_it) {
+    check_goes_back(false);
+}
+
+/* Of a stream that is captured by now, that is where it was before. */
+TEST(an_import_goes_back_in_a_capture_when_what_came_before_is_over) {
+    check_goes_back(true);
 }
 
 TEST(files_take_tensors_from_there) {
