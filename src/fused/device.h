@@ -4,10 +4,10 @@
  *
  * THE AGREEMENT is that of the CPU, on the host (workspace.h): every call begins with it, so that another call on some
  * rank, a rank that cannot take part and a dead one are told by the same words, and every rank knows where the others'
- * shards lie before it enqueues a product that reads them. The host waits for the other ranks' hosts there, never for a
- * device. What follows is enqueued: meetings of the streams (tutti_peers_barrier), which have the call's deadline and
- * leave when the group ends, and products by the vendor's library between them. So a call can be captured into a graph:
- * the capture agrees, and replays meet.
+ * shards lie before it enqueues a product that reads them. The host waits for the other ranks' hosts there, and
+ * for a device only where the workspace grows or moves. What follows is enqueued: meetings of the streams
+ * (tutti_peers_barrier), which have the call's deadline and leave when the group ends, and products by the vendor's
+ * library between them. So a call can be captured into a graph: the capture agrees, and replays meet.
  *
  * THE WORKSPACE is one block of symmetric memory of the device per group and rank:
  *

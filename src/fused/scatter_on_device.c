@@ -92,9 +92,11 @@ static tutti_status make_plainly(partials *job, const tu_fused_signature *signat
     tutti_call call = TUTTI_CALL_INIT;
     char *stage;
     call.stream = job->run.stream;
-    tt_tensor *all = tu_tensor_new(&shape);
     tutti_status status = tu_fused_open_scatter(&job->run, signature, 0, 0, 0, &stage);
-    if (status == TUTTI_OK && all == NULL)
+    if (status != TUTTI_OK)
+        return status;
+    tt_tensor *all = tu_tensor_new(&shape);
+    if (all == NULL)
         status = TUTTI_ERROR_MEMORY;
     if (status == TUTTI_OK && out->numel > 0)
         status = produce_for_all(job, 0, job->rows, tu_pointer(all));
