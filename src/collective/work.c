@@ -167,11 +167,12 @@ static tutti_status check_process(const tutti_work *work) {
 tutti_status tutti_work_test(tutti_work *work, bool *finished) {
     if (work == NULL || finished == NULL)
         return tu_error(TUTTI_ERROR_ARGUMENT, "tutti_work_test needs a work and a place for the result");
-    *finished = tu_work_done(work);
-    if (*finished)
-        return TUTTI_OK;
-    tutti_status status = check_process(work);
-    return status != TUTTI_OK ? status : work->task.executor->test(work, finished);
+    bool done = tu_work_done(work);
+    tutti_status status = done ? TUTTI_OK : check_process(work);
+    if (status != TUTTI_OK)
+        return status;
+    *finished = done;
+    return done ? TUTTI_OK : work->task.executor->test(work, finished);
 }
 
 static tutti_status too_late(const tutti_work *work, int64_t timeout) {
@@ -227,7 +228,8 @@ tutti_status tutti_work_join(tutti_work *work, void *stream) {
     const tu_executor *executor = work->task.executor;
     if (tu_work_done(work) || executor->join == NULL)
         return tutti_work_wait(work, 0);
-    return executor->join(work, stream);
+    tutti_status status = check_process(work);
+    return status != TUTTI_OK ? status : executor->join(work, stream);
 }
 
 uint64_t tutti_work_sequence(const tutti_work *work) {
