@@ -48,7 +48,7 @@
 #include <tutti/status.h>
 #include <tutti/world.h>
 
-#define TU_BACKEND_VERSION 5
+#define TU_BACKEND_VERSION 6
 #define TU_BACKEND_TICKET_BYTES 128
 
 typedef struct tu_piece tu_piece;
