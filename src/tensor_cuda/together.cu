@@ -850,7 +850,7 @@ template <int Left, int Right, int ByRows, int Fast> HERE void run(const tu_toge
     }
     __syncthreads();
     if (cluster_size() > 1)
-        cluster_meet(); /* the mate frees stages here too, and may not find this block gone */
+        cluster_sync(); /* the mate frees stages here too, and may not find this block gone */
     if (warp == 0) {
         if (fault == 0)
             leave(args, number);
