@@ -15,7 +15,8 @@
 #undef __shared__
 #define __shared__ thread_local
 
-#define TU_TENSOR_CUDA_TOGETHER_PTX_CUH /* all of it is here */
+#define TU_TENSOR_CUDA_TOGETHER_WORDS_CUH /* all of them are here */
+#define TU_TENSOR_CUDA_TOGETHER_PTX_CUH
 
 #include <cuda_fp16.h>
 
