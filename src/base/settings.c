@@ -111,8 +111,9 @@ static tutti_status parse(tu_setting_type type, const char *text, int64_t *value
 /* Settings that take one of a few words. */
 static const struct {
     tu_setting setting;
-    const char *words[4];
-} choices[] = { { TU_SETTING_MULTICAST, { "auto", "software", "off" } } };
+    const char *words[5];
+} choices[] = { { TU_SETTING_MULTICAST, { "auto", "software", "off" } },
+                { TU_SETTING_TOGETHER, { "auto", "hopper", "plain", "off" } } };
 
 static tutti_status check_choice(tu_setting setting, const char *text) {
     for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++) {

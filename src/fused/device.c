@@ -283,17 +283,34 @@ tutti_status tu_fused_multiply_scaled(const tu_fused_run *run, const tu_device_p
     return tu_device_multiply_scaled(run->device, &scaled);
 }
 
+/* TUTTI_TOGETHER. */
+static const char *asked_kernel(const tu_fused_run *run) {
+    return tu_world_setting(tutti_group_world(run->group), TU_SETTING_TOGETHER);
+}
+
+/* Equal on all ranks, so that they choose alike. */
+static void sign_setting(const tu_fused_run *run, tu_fused_signature *signature) {
+    const char *asked = asked_kernel(run);
+    if (strcmp(asked, "auto") == 0)
+        return;
+    tu_fused_sign_text(signature, ", with TUTTI_TOGETHER=");
+    tu_fused_sign_text(signature, asked);
+}
+
 /* A call that is captured has other places than one that runs, so it is another call. */
 static tutti_status agree(tu_fused_run *run, const tu_fused_signature *signature) {
     tu_fused_signature whole = *signature;
     if (run->capturing)
         tu_fused_sign_text(&whole, ", for a graph");
+    sign_setting(run, &whole);
+    run->state->own.kernel = (uint16_t)run->kernel;
     run->state->own.together = !run->together ? 0 : run->leaves ? TU_FUSED_LEAVES : TU_FUSED_STAYS;
     tutti_status status = tu_fused_publish(run->state, &whole, TUTTI_OK);
     if (status == TUTTI_OK)
         status = tu_fused_agree(run->state, run->who);
     for (int rank = 0; rank < run->size && status == TUTTI_OK; rank++) {
-        run->together = run->together && run->state->records[rank].together != 0;
+        run->together =
+            run->together && run->state->records[rank].together != 0 && run->state->records[rank].kernel == run->kernel;
         run->leaves = run->leaves && run->state->records[rank].together == TU_FUSED_LEAVES;
     }
     return status;
@@ -590,7 +607,7 @@ tu_shard tu_fused_part_of(const tu_fused_gather *gather, int part, int rank) {
  * floats, and a scatter that is small, where the number of launches counts, or deep, where handing tiles out does not.
  */
 #define DEEP_SCATTER 512
-#define SMALL_SCATTER ((int64_t)1 << 20) /* elements of all ranks' blocks */
+#define SMALL_SCATTER ((int64_t)1 << 20) /* elements of all ranks' blocks; by the plain kernel also of a gather */
 #define SMALL_GATHER ((int64_t)1 << 23)  /* likewise of the product of f8 of all shards */
 
 /* Of f8 the library has products of all shards at once with one scale, and of one shard at a time with scales of its
@@ -602,16 +619,33 @@ static bool pays_f8(const tu_device_together *product) {
     return !library || product->size * product->rows * product->columns <= SMALL_GATHER;
 }
 
-static bool pays_together(const tu_device_together *product) {
+/* Of the plain kernel nothing is measured: it is taken where the alternative is Tutti's own kernel of products, or
+ * where the number of launches counts more than what one of them does. */
+static bool pays_plain(const tu_fused_run *run, const tu_device_together *product) {
+    const tu_device *device = run->device;
+    return product->size * product->rows * product->columns <= SMALL_SCATTER ||
+           !device->table->has_library(device->state, device->index);
+}
+
+static bool pays_hopper(const tu_device_together *product) {
     if (!product->scatters)
         return tu_dtype_bytes[product->dtype] > 1 || pays_f8(product);
     return product->depth >= DEEP_SCATTER || product->size * product->rows * product->columns <= SMALL_SCATTER;
 }
 
-bool tu_fused_can_together(const tu_fused_run *run, const tu_device_together *product) {
-    const tu_device_tensors *table = run->device->table;
-    return run->state != NULL && !tu_symm_test_mode() && product->rows > 0 && pays_together(product) &&
-           table->can_together != NULL && table->can_together(run->device->state, run->device->index, product);
+void tu_fused_choose_together(tu_fused_run *run, tu_device_together product) {
+    const tu_device *device = run->device;
+    const char *asked = asked_kernel(run);
+    run->together = false;
+    if (run->state == NULL || tu_symm_test_mode() || product.rows == 0 || strcmp(asked, "off") == 0 ||
+        device->table->can_together == NULL)
+        return;
+    bool decides = strcmp(asked, "auto") == 0;
+    product.kernel = decides ? TU_TOGETHER_NONE : strcmp(asked, "plain") == 0 ? TU_TOGETHER_PLAIN : TU_TOGETHER_HOPPER;
+    run->kernel = (tu_together_kernel)device->table->can_together(device->state, device->index, &product);
+    run->together = run->kernel != TU_TOGETHER_NONE;
+    if (run->together && decides)
+        run->together = run->kernel == TU_TOGETHER_PLAIN ? pays_plain(run, &product) : pays_hopper(&product);
 }
 
 typedef struct start {
@@ -691,6 +725,7 @@ static tutti_status run_in_turn(tu_fused_run *run, start *start) {
 static tutti_status run_together(tu_fused_run *run, tu_device_together *product) {
     char *first = tu_symmetric_mapped(run->peers, 0), *second = tu_symmetric_mapped(run->peers, 1);
     start start = { run, product };
+    product->kernel = run->kernel;
     product->rank = run->rank;
     product->size = run->size;
     product->boards = (tu_together_board *)first;

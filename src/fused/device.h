@@ -55,8 +55,9 @@ typedef struct tu_fused_run {
     tu_fused_room *room;
     tutti_peers *peers; /* of the room's memory; NULL: there is none yet */
     bool capturing;
-    bool together; /* this rank could make the call in one kernel; after the agreement: all can, and do */
-    bool leaves;   /* with that kernel this rank has read all shards; after the agreement: all have */
+    bool together;             /* this rank could make the call in one kernel; after the agreement: all can, and do */
+    tu_together_kernel kernel; /* that it could; after the agreement: which it is */
+    bool leaves;               /* with that kernel this rank has read all shards; after the agreement: all have */
 } tu_fused_run;
 
 /* Takes this rank's turn. A group of one rank, and one whose other ranks are made up, has no state. */
@@ -117,8 +118,9 @@ tu_shard tu_fused_part_of(const tu_fused_gather *gather, int part, int rank);
 
 /* ---- in one kernel ---- */
 
-/* Whether this rank's device has it; for run->together. Sizes, types and this rank's matrices are set. */
-bool tu_fused_can_together(const tu_fused_run *run, const tu_device_together *product);
+/* Sets run->together and run->kernel: whether this rank's device has it, and it pays. Sizes, types and this rank's
+ * matrices are set. */
+void tu_fused_choose_together(tu_fused_run *run, tu_device_together product);
 /* The first product of a gather whose run is together, with what belongs to the workspace filled in here. The others'
  * shards may be read behind it. */
 tutti_status tu_fused_gather_together(tu_fused_gather *gather, tu_device_together *product);

@@ -264,13 +264,12 @@ static tu_device_together first_product(const shard_products *job) {
     return product;
 }
 
-static bool can_together(const shard_products *job) {
+static void choose_together(shard_products *job, bool last) {
     bool narrow = tu_dtype_bytes[job->dtype] == 1; /* what has scales, and what has not */
-    if (job->scaled != narrow || job->rights[0].out->numel == 0 ||
-        !(job->gather.parts[0].tensor->flags & TU_CONTIGUOUS))
-        return false;
-    tu_device_together product = first_product(job);
-    return tu_fused_can_together(&job->run, &product);
+    job->run.together = false;
+    if (!last && job->scaled == narrow && job->rights[0].out->numel > 0 &&
+        (job->gather.parts[0].tensor->flags & TU_CONTIGUOUS))
+        tu_fused_choose_together(&job->run, first_product(job));
 }
 
 /* The first right matrix in one kernel, the others behind it. */
@@ -292,7 +291,7 @@ static tutti_status multiply_gathered(shard_products *job, const tu_fused_signat
     gather->run = &job->run;
     gather->signature = signature;
     gather->own_first = !last && pays_own_first(job);
-    job->run.together = !last && can_together(job);
+    choose_together(job, last);
     job->run.leaves = job->count == 1 && wanted == NULL; /* other ranks may want other things */
     tutti_status status = tu_fused_open_gather(gather);
     if (status != TUTTI_OK)

@@ -126,8 +126,10 @@ static tu_device_together whole_product(const partials *job, char *to) {
                                  .part_bytes = (size_t)job->rows * job->block.row_bytes };
 }
 
-static bool can_together(const partials *job, const tu_device_together *product) {
-    return !job->scaled && !job->last && job->lhs.column == 1 && tu_fused_can_together(&job->run, product);
+static void choose_together(partials *job, const tu_device_together *product) {
+    job->run.together = false;
+    if (!job->scaled && !job->last && job->lhs.column == 1)
+        tu_fused_choose_together(&job->run, *product);
 }
 
 static tutti_status make_and_add(partials *job, const tu_fused_signature *signature, char *to) {
@@ -135,7 +137,7 @@ static tutti_status make_and_add(partials *job, const tu_fused_signature *signat
     int64_t rows = job->block.row_bytes > 0 ? job->rows : 0, each = piece_rows(job);
     size_t row_bytes = job->block.row_bytes, size = (size_t)job->run.size;
     tu_device_together product = whole_product(job, to);
-    job->run.together = can_together(job, &product);
+    choose_together(job, &product);
     tutti_status status =
         tu_fused_open_scatter(&job->run, signature, size * (size_t)rows * row_bytes, rows, job->block.columns, &stage);
     if (status != TUTTI_OK)

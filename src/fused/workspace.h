@@ -66,8 +66,9 @@ typedef struct tu_fused_record {
     uint64_t signature;  /* of what must be equal on all ranks */
     int32_t status;      /* of this rank's preparations; not OK: the call fails on all */
     uint16_t fits, sent; /* the workspace is large enough; one tile is on its way to every other rank */
-    uint32_t together;   /* on a device: there is one kernel for all of the call, behind which this rank reads no
+    uint16_t together;   /* on a device: there is one kernel for all of the call, behind which this rank reads no
                           * shard (TU_FUSED_LEAVES); 0: there is none */
+    uint16_t kernel;     /* which one it is: tu_together_kernel */
     tu_fused_place places[TU_FUSED_PARTS];
     char text[TU_FUSED_TEXT]; /* what the signature is of, or what went wrong */
 } tu_fused_record;

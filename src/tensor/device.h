@@ -121,9 +121,9 @@ typedef struct tu_device_tensors {
      * is not there. NULL: there is none. */
     tutti_status (*product)(void *state, int index, void *stream, const tu_device_product *product);
 
-    /* A product of several ranks in one kernel: tensor/together.h. Whether there is one for these sizes, types and
-     * places on this device; and its launch, by tu_peers_run. NULL: there is none. */
-    bool (*can_together)(void *state, int index, const struct tu_device_together *product);
+    /* A product of several ranks in one kernel: tensor/together.h. Which one there is for these sizes, types and places
+     * on this device (tu_together_kernel); and its launch, by tu_peers_run. NULL: there is none. */
+    int (*can_together)(void *state, int index, const struct tu_device_together *product);
     tutti_status (*together)(void *state, int index, void *stream, const struct tu_device_together *product,
                              const struct tu_backend_kernel *kernel, unsigned *blocks);
 
@@ -138,6 +138,9 @@ typedef struct tu_device_tensors {
     /* Loads all kernels, those that are written later too, instead of each at its first launch. What cannot be loaded
      * is tried again there, and fails there. */
     void (*load)(void *state, int index);
+
+    /* Whether the vendor's library of products is there. */
+    bool (*has_library)(void *state, int index);
 } tu_device_tensors;
 
 #endif

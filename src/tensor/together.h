@@ -33,10 +33,18 @@ typedef struct tu_together_board {
 } tu_together_board;
 
 #ifndef __CUDACC__
+/* Which kernel makes it: Hopper's, or the plain one for any GPU of compute capability 8.0 or newer. */
+typedef enum tu_together_kernel {
+    TU_TOGETHER_NONE,
+    TU_TOGETHER_HOPPER,
+    TU_TOGETHER_PLAIN
+} tu_together_kernel;
+
 /* One rank's part of it. Matrices are dense, with the depth (left) and the columns (out) next to each other. */
 typedef struct tu_device_together {
     bool scatters, average;
-    bool leaves_together; /* of a gather: nobody goes on before all have read */
+    tu_together_kernel kernel; /* that shall make it; TU_TOGETHER_NONE, of can_together alone: the device's best */
+    bool leaves_together;      /* of a gather: nobody goes on before all have read */
     int rank, size;
     int64_t rows, columns, depth;           /* of a rank's shard, or of its block of the result */
     tutti_dtype dtype, right_dtype, result; /* the last two are the first but where that is f8 */

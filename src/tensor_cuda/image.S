@@ -18,6 +18,7 @@ image_##number: \
     IMAGE(9, TU_IMAGE_9)
     IMAGE(10, TU_IMAGE_10)
     IMAGE(together, TU_IMAGE_TOGETHER)
+    IMAGE(together_plain, TU_IMAGE_TOGETHER_PLAIN)
     .section .data.rel.ro, "aw"
     .balign 8
     .globl tu_gpu_images
@@ -28,4 +29,8 @@ tu_gpu_images:
     .hidden tu_gpu_together_image
 tu_gpu_together_image:
     .quad image_together
+    .globl tu_gpu_together_plain_image
+    .hidden tu_gpu_together_plain_image
+tu_gpu_together_plain_image:
+    .quad image_together_plain
     .section .note.GNU-stack, "", %progbits

@@ -27,8 +27,10 @@ static void unload_images(const tu_gpus *gpus, tu_gpu *gpu) {
             gpus->driver.cuModuleUnload(gpu->modules[i]);
     if (gpu->together != NULL)
         gpus->driver.cuModuleUnload(gpu->together);
+    if (gpu->together_plain != NULL)
+        gpus->driver.cuModuleUnload(gpu->together_plain);
     memset(gpu->modules, 0, sizeof gpu->modules);
-    gpu->together = NULL;
+    gpu->together = gpu->together_plain = NULL;
 }
 
 static CUresult load_images(tu_gpus *gpus, tu_gpu *gpu) {
@@ -404,6 +406,7 @@ static void load_all(void *state, int index) {
         for (int i = 0; i < TU_TENSOR_IMAGES; i++)
             load_kernels(gpus, gpu->modules[i]);
         load_kernels(gpus, gpu->together);
+        load_kernels(gpus, gpu->together_plain);
         for (const tu_gpu_module *made = gpu->written; made != NULL; made = made->next)
             load_kernels(gpus, made->module);
     }
@@ -538,6 +541,7 @@ static const tu_device_tensors tensors = {
     .graph_run = tu_gpu_graph_run,
     .graph_end = tu_gpu_graph_end,
     .load = load_all,
+    .has_library = tu_gpu_has_library,
 };
 
 static tutti_status count_gpus(const tu_backend_host *host, const tu_cuda_driver *driver, int *found) {

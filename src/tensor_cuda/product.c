@@ -142,6 +142,11 @@ static blas_library *library_of(tu_gpus *gpus) {
     return library;
 }
 
+bool tu_gpu_has_library(void *state, int index) {
+    (void)index;
+    return library_of(state) != NULL;
+}
+
 static products *products_of(const blas_library *library, tu_gpu *gpu) {
     pthread_mutex_lock(&gpu->lock);
     if (gpu->products == NULL) {

@@ -17,6 +17,7 @@
 #define TU_SIZE_CLASSES 160
 #define TU_RECENT_CLASSES 32
 #define TU_TOGETHER_KERNELS 12
+#define TU_PLAIN_KERNELS 4
 
 typedef struct tu_gpu_segment tu_gpu_segment;
 typedef struct tu_gpu_piece tu_gpu_piece;
@@ -88,8 +89,8 @@ typedef struct tu_gpu {
     CUcontext context;
     CUmodule modules[TU_TENSOR_IMAGES];
     /* Kernels of products that ranks make together, in the order of together.c. NULL: there are none. */
-    CUmodule together;
-    CUfunction together_kernels[TU_TOGETHER_KERNELS];
+    CUmodule together, together_plain;
+    CUfunction together_kernels[TU_TOGETHER_KERNELS], plain_kernels[TU_PLAIN_KERNELS];
     int together_pairs; /* of their thread blocks, as clusters, that the device holds at once */
     int processors, major, minor;
     tu_device_fault *fault; /* pinned; written by kernels, the first wins */
@@ -129,6 +130,7 @@ typedef struct tu_gpus {
 /* The image of the kernels: image.S. */
 extern const unsigned char *const tu_gpu_images[TU_TENSOR_IMAGES];
 extern const unsigned char *const tu_gpu_together_image; /* for one generation of devices alone */
+extern const unsigned char *const tu_gpu_together_plain_image;
 
 /* ---- plugin.c ---- */
 tutti_status tu_gpu_error(const tu_gpus *gpus, CUresult result, const char *what);
@@ -196,10 +198,11 @@ void tu_gpu_compiler_end(tu_gpus *gpus);
 
 /* ---- product.c ---- */
 tutti_status tu_gpu_product(void *state, int index, void *stream, const tu_device_product *product);
+bool tu_gpu_has_library(void *state, int index);
 void tu_gpu_products_end(tu_gpus *gpus, tu_gpu *gpu);
 
 /* ---- together.c ---- */
-bool tu_gpu_can_together(void *state, int index, const tu_device_together *product);
+int tu_gpu_can_together(void *state, int index, const tu_device_together *product);
 tutti_status tu_gpu_together(void *state, int index, void *stream, const tu_device_together *product,
                              const tu_backend_kernel *kernel, unsigned *blocks);
 CUresult tu_gpu_together_load(tu_gpus *gpus, tu_gpu *gpu); /* with the context entered */

@@ -23,6 +23,12 @@ static const char *const names[TU_TOGETHER_KERNELS] = {
     "kernel_together_e4m3_e5m2_fast", "kernel_together_e5m2_e4m3_fast", "kernel_together_e5m2_e5m2_fast"
 };
 
+/* Of the plain kernel, likewise. */
+static const char *const plain_names[TU_PLAIN_KERNELS] = { "kernel_together_plain_bf16_columns",
+                                                           "kernel_together_plain_bf16_rows",
+                                                           "kernel_together_plain_f16_columns",
+                                                           "kernel_together_plain_f16_rows" };
+
 /* Thread blocks launched in pairs, or one by one. */
 static CUlaunchAttribute in_clusters(bool pairs) {
     return (CUlaunchAttribute){ .id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, .value.cluster = { pairs ? 2 : 1, 1, 1 } };
@@ -52,23 +58,58 @@ static int count_pairs(const tu_cuda_driver *driver, const tu_gpu *gpu) {
                : 0;
 }
 
-CUresult tu_gpu_together_load(tu_gpus *gpus, tu_gpu *gpu) {
-    const tu_cuda_driver *driver = &gpus->driver;
-    if (gpu->major != 9 || driver->cuTensorMapEncodeTiled == NULL || driver->cuFuncSetAttribute == NULL ||
-        driver->cuLaunchKernelEx == NULL)
+/* That brings them to the device, too: a kernel that came there with its first launch would wait for others to end. */
+static CUresult load_kernels(const tu_cuda_driver *driver, CUmodule module, const char *const *all, CUfunction *kernels,
+                             int count, int shared_bytes) {
+    CUresult result = CUDA_SUCCESS;
+    for (int i = 0; i < count && result == CUDA_SUCCESS; i++) {
+        if (driver->cuModuleGetFunction(&kernels[i], module, all[i]) != CUDA_SUCCESS)
+            kernels[i] = NULL; /* the image has none for this device */
+        else
+            result =
+                driver->cuFuncSetAttribute(kernels[i], CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes);
+    }
+    return result;
+}
+
+static CUresult load_hopper(const tu_cuda_driver *driver, tu_gpu *gpu) {
+    if (gpu->major != 9 || driver->cuTensorMapEncodeTiled == NULL || driver->cuLaunchKernelEx == NULL)
         return CUDA_SUCCESS;
     CUresult result = driver->cuModuleLoadData(&gpu->together, tu_gpu_together_image);
-    for (int i = 0; i < TU_TOGETHER_KERNELS && result == CUDA_SUCCESS; i++) {
-        CUfunction *kernel = &gpu->together_kernels[i];
-        if (driver->cuModuleGetFunction(kernel, gpu->together, names[i]) != CUDA_SUCCESS)
-            *kernel = NULL; /* the stand-in of the tests has none */
-        else
-            result = driver->cuFuncSetAttribute(*kernel, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                                TU_TOGETHER_SHARED);
-    }
+    if (result == CUDA_SUCCESS)
+        result =
+            load_kernels(driver, gpu->together, names, gpu->together_kernels, TU_TOGETHER_KERNELS, TU_TOGETHER_SHARED);
     if (result == CUDA_SUCCESS)
         gpu->together_pairs = count_pairs(driver, gpu);
     return result;
+}
+
+/* Also beside Hopper's: it can be asked for. One thread block of it must fit a processor, or there is none. */
+static CUresult load_plain(const tu_cuda_driver *driver, tu_gpu *gpu) {
+    if (gpu->major < 8)
+        return CUDA_SUCCESS;
+    CUresult result = driver->cuModuleLoadData(&gpu->together_plain, tu_gpu_together_plain_image);
+    if (result == CUDA_SUCCESS)
+        result = load_kernels(driver, gpu->together_plain, plain_names, gpu->plain_kernels, TU_PLAIN_KERNELS,
+                              TU_PLAIN_SHARED);
+    for (int i = 0; i < TU_PLAIN_KERNELS && result == CUDA_SUCCESS; i++) {
+        int fit = 0;
+        if (gpu->plain_kernels[i] == NULL)
+            continue;
+        result = driver->cuOccupancyMaxActiveBlocksPerMultiprocessor(&fit, gpu->plain_kernels[i], TU_PLAIN_THREADS,
+                                                                     TU_PLAIN_SHARED);
+        if (fit < 1)
+            gpu->plain_kernels[i] = NULL;
+    }
+    return result;
+}
+
+CUresult tu_gpu_together_load(tu_gpus *gpus, tu_gpu *gpu) {
+    const tu_cuda_driver *driver = &gpus->driver;
+    if (driver->cuFuncSetAttribute == NULL)
+        return CUDA_SUCCESS;
+    CUresult result = load_hopper(driver, gpu);
+    return result == CUDA_SUCCESS ? load_plain(driver, gpu) : result;
 }
 
 /* The right matrix. */
@@ -76,7 +117,12 @@ static bool lies_by_rows(const tu_device_together *product) {
     return product->right.column == 1 && !is_f8(product->dtype);
 }
 
-static CUfunction kernel_of(const tu_gpu *gpu, const tu_device_together *product) {
+/* NULL: there is none. */
+static CUfunction plain_kernel_of(const tu_gpu *gpu, const tu_device_together *product) {
+    return is_f8(product->dtype) ? NULL : gpu->plain_kernels[(product->dtype == TUTTI_F16) * 2 + lies_by_rows(product)];
+}
+
+static CUfunction hopper_kernel_of(const tu_gpu *gpu, const tu_device_together *product) {
     if (is_f8(product->dtype))
         return gpu->together_kernels[4 + product->fast * 4 + (product->dtype == TUTTI_F8_E5M2) * 2 +
                                      (product->right_dtype == TUTTI_F8_E5M2)];
@@ -85,7 +131,7 @@ static CUfunction kernel_of(const tu_gpu *gpu, const tu_device_together *product
 
 /* ---- what they can ---- */
 
-/* The copy engine wants 16 bytes everywhere, and counts in 32 bits. */
+/* Both kernels want 16 bytes everywhere, and count in 32 bits. */
 static bool is_aligned(const void *address, int64_t elements, int size) {
     return (uintptr_t)address % 16 == 0 && elements * size % 16 == 0 && elements > 0 && elements < INT32_MAX / 2;
 }
@@ -100,7 +146,15 @@ static bool has_types(const tu_device_together *product) {
            (result == TUTTI_BF16 || result == TUTTI_F16 || result == TUTTI_F32);
 }
 
-bool tu_gpu_can_together(void *state, int index, const tu_device_together *product) {
+/* What is asked for, or the best. */
+static tu_together_kernel choose(const tu_gpu *gpu, const tu_device_together *product) {
+    if (product->kernel != TU_TOGETHER_PLAIN && hopper_kernel_of(gpu, product) != NULL)
+        return TU_TOGETHER_HOPPER;
+    return product->kernel != TU_TOGETHER_HOPPER && plain_kernel_of(gpu, product) != NULL ? TU_TOGETHER_PLAIN
+                                                                                          : TU_TOGETHER_NONE;
+}
+
+int tu_gpu_can_together(void *state, int index, const tu_device_together *product) {
     tu_gpus *gpus = state;
     tu_gpu *gpu;
     bool pushed;
@@ -109,19 +163,23 @@ bool tu_gpu_can_together(void *state, int index, const tu_device_together *produ
     if (product->size > TU_TOGETHER_RANKS || !has_types(product) ||
         (product->average && (product->size & (product->size - 1)) != 0) || /* a division would be another kernel */
         product->rows * product->size >= INT32_MAX / TU_TILE_ROWS)
-        return false;
+        return TU_TOGETHER_NONE;
     bool good = is_aligned(product->right.data, right, size) && is_aligned(NULL, product->columns, 2) &&
                 is_aligned(NULL, product->left_row, size) && is_aligned(NULL, product->depth, size) &&
                 is_aligned(product->sums, 8, 2);
     for (int i = 0; i < product->size; i++)
         good = good && is_aligned(product->left[i], 16, size) && is_aligned(product->out[i], 8, 2);
     if (!good || tu_gpu_enter(gpus, index, &gpu, &pushed) != TUTTI_OK)
-        return false;
+        return TU_TOGETHER_NONE;
     tu_gpu_leave(gpus, pushed);
-    return kernel_of(gpu, product) != NULL;
+    return choose(gpu, product);
 }
 
-/* ---- descriptors ---- */
+/* ---- where matrices lie ---- */
+
+static uint64_t place_of(const void *pointer) {
+    return (uint64_t)(uintptr_t)pointer;
+}
 
 typedef struct descriptors {
     const tu_gpus *gpus;
@@ -174,11 +232,18 @@ static CUresult describe_all(const tu_gpus *gpus, const tu_device_together *prod
     return made.result;
 }
 
-/* ---- launch ---- */
-
-static uint64_t place_of(const void *pointer) {
-    return (uint64_t)(uintptr_t)pointer;
+/* For the plain kernel, which reads matrices by their addresses. */
+static void place_all(const tu_device_together *product, tu_together_args *args) {
+    for (int i = 0; i < product->size; i++) {
+        args->left_at[i] = place_of(product->left[i]);
+        args->out_at[i] = place_of(product->out[i]);
+    }
+    args->right_at = place_of(product->right.data);
+    args->left_row = product->left_row;
+    args->right_row = lies_by_rows(product) ? product->right.row : product->right.column;
 }
+
+/* ---- launch ---- */
 
 /* What must be equal on all ranks: hosts agree on it before a launch, but graphs may run in another order. A gather's
  * ranks may have right matrices of their own. */
@@ -189,7 +254,8 @@ static uint32_t signature_of(const tu_device_together *product) {
                           product->depth,
                           product->scatters ? product->columns : 0,
                           product->scatters ? 0 : product->scales_rows + 2 * product->leaves_together,
-                          (int64_t)product->dtype };
+                          (int64_t)product->dtype,
+                          (int64_t)product->kernel };
     uint32_t hash = 2166136261u;
     for (size_t i = 0; i < sizeof numbers; i++)
         hash = (hash ^ ((const unsigned char *)numbers)[i]) * 16777619u;
@@ -245,6 +311,14 @@ static CUresult launch(const tu_gpus *gpus, CUfunction kernel, unsigned blocks, 
     return gpus->driver.cuLaunchKernelEx(&config, kernel, parameters, NULL);
 }
 
+/* Wherever it runs, also where attributes of launches are not known: when the kernel in front of it has ended. */
+static CUresult launch_plain(const tu_gpus *gpus, CUfunction kernel, unsigned blocks, CUstream stream,
+                             tu_together_args *args) {
+    void *parameters[1] = { args };
+    return gpus->driver.cuLaunchKernel(kernel, blocks, 1, 1, TU_PLAIN_THREADS, 1, 1, TU_PLAIN_SHARED, stream,
+                                       parameters, NULL);
+}
+
 static int64_t tiles_of(int64_t extent, int tile) {
     return (extent + tile - 1) / tile;
 }
@@ -266,13 +340,18 @@ tutti_status tu_gpu_together(void *state, int index, void *stream, const tu_devi
     if (status != TUTTI_OK)
         return status;
     tu_together_args args = arguments(product, kernel);
-    unsigned paired = blocks_in_pairs(gpu, product, kernel->blocks),
+    bool plain = product->kernel == TU_TOGETHER_PLAIN;
+    unsigned paired = plain ? 0 : blocks_in_pairs(gpu, product, kernel->blocks),
              most = paired > 0 ? paired : (unsigned)kernel->blocks;
     int64_t tiles = product->size * tiles_of(product->rows, TU_TILE_ROWS) * tiles_of(product->columns, TU_TILE_COLUMNS);
     *blocks = tiles < most ? (unsigned)tiles : most;
-    CUresult result = describe_all(gpus, product, &args);
-    if (result == CUDA_SUCCESS)
-        result = launch(gpus, kernel_of(gpu, product), *blocks, stream, &args, paired > 0, kernel->overlaps);
+    if (plain)
+        place_all(product, &args);
+    CUresult result = plain ? CUDA_SUCCESS : describe_all(gpus, product, &args);
+    if (plain)
+        result = launch_plain(gpus, plain_kernel_of(gpu, product), *blocks, stream, &args);
+    else if (result == CUDA_SUCCESS)
+        result = launch(gpus, hopper_kernel_of(gpu, product), *blocks, stream, &args, paired > 0, kernel->overlaps);
     if (result != CUDA_SUCCESS)
         status = tu_gpu_error(gpus, result, "launching a product of several ranks");
     tu_gpu_leave(gpus, pushed);

@@ -31,6 +31,14 @@
     (TU_TILE_STAGES * TU_TOGETHER_STAGE_BYTES + 2 * TU_TOGETHER_BOXES * TU_TOGETHER_BOX_BYTES + 1024 + 256)
 #define TU_TOGETHER_THREADS 384
 
+/* The same of the plain kernel (together_plain.cu), which makes tiles of the same size: elements of the depth that are
+ * loaded at a time, and in how many places, which fit into the least memory of a processor from 8.0 on (99 KiB). */
+#define TU_PLAIN_DEPTH 32
+#define TU_PLAIN_STAGES 3
+#define TU_PLAIN_STAGE_BYTES ((TU_TILE_ROWS + TU_TILE_COLUMNS) * (TU_PLAIN_DEPTH + 8) * 2)
+#define TU_PLAIN_SHARED (TU_PLAIN_STAGES * TU_PLAIN_STAGE_BYTES)
+#define TU_PLAIN_THREADS 384
+
 /* Of the driver: where a matrix lies and how it is cut. */
 typedef struct tu_tensor_map {
 #ifdef __cplusplus
@@ -72,6 +80,10 @@ typedef struct tu_together_args {
     float factor;            /* of a scatter: what sums are multiplied with, a power of two */
     int32_t leaves_together; /* of a gather: nobody goes on before all have read */
     uint32_t operation, signature;
+    /* Of the plain kernel, in place of descriptors: where matrices begin, and elements from one row to the next, or of
+     * a right matrix by columns from one column to the next. */
+    uint64_t left_at[TU_TOGETHER_RANKS], out_at[TU_TOGETHER_RANKS], right_at;
+    int64_t left_row, right_row;
 } tu_together_args;
 
 #endif

@@ -213,8 +213,10 @@ template <int Kind> HERE void add_rows(const tu_together_args &args, uint64_t of
         add_any<Kind>(args, from, to);
 }
 
-/* Takes pieces of this rank's block, in the order in which they are made, until there are none. */
-template <int Kind> HERE void add_pieces(const tu_together_args &args, uint32_t number) {
+/* Takes pieces of this rank's block, in the order in which they are made, until there are none. With Meets the lanes
+ * meet when each has seen the word of one rank, before they read what any has made: CUDA C promises no order without
+ * that. Hopper's kernel does without: a lane that has seen its word has none of the parts in its caches. */
+template <int Kind, int Meets = 0> HERE void add_pieces(const tu_together_args &args, uint32_t number) {
     int lane = threadIdx.x % 32, rows = tiles_of(args.rows, TU_TILE_ROWS),
         columns = tiles_of(args.columns, TU_TILE_COLUMNS), count = rows * columns * PIECES;
     __syncwarp();
@@ -233,6 +235,8 @@ template <int Kind> HERE void add_pieces(const tu_together_args &args, uint32_t 
         if (!await_all(args, word_of(args, args.rank, half_tile_of(args, at.row, at.column, part * 2 / PIECES), 0),
                        number))
             return;
+        if (Meets)
+            __syncwarp();
         if (column >= args.columns)
             continue;
         add_rows<Kind>(args, ((uint64_t)row * args.columns + column) * 2, min(PIECE_ROWS, args.rows - row));

@@ -39,6 +39,20 @@ HERE void fence_system(void) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
 
+/* ---- warps that meet ---- */
+
+/* So many threads are here, of whole warps, by a barrier of that number: not all of the thread block, for which there
+ * is __syncthreads. */
+HERE void barrier_of_threads(int number, int count) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(count) : "memory");
+}
+
+/* The value, of which the compiler keeps nothing worked out from one use to the next: registers are rarer. */
+HERE int anew(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
 /* ---- narrow floats ---- */
 
 template <int Kind> HERE uint32_t narrow(float x, float y) {

@@ -73,3 +73,7 @@ tutti_status tu_world_attachment(tutti_world *world, const tu_attachment *attach
 tutti_status tu_group_attachment(tutti_group *group, const tu_attachment *attachment, void **state) {
     return tu_attachment_get(&group->attachments, attachment, state);
 }
+
+const char *tu_world_setting(const tutti_world *world, tu_setting setting) {
+    return tu_settings_text(&world->settings, setting);
+}

@@ -16,6 +16,7 @@
 #include <tutti/world.h>
 
 #include "base/error.h"
+#include "base/settings.h"
 
 /* The description, and by its address the key. It must stay valid as long as the owner. */
 typedef struct tu_attachment {
@@ -65,5 +66,7 @@ tutti_status tu_attachment_get(tu_attachments *attachments, const tu_attachment 
  * no part of the API. */
 TU_SHARED tutti_status tu_world_attachment(tutti_world *world, const tu_attachment *attachment, void **state);
 TU_SHARED tutti_status tu_group_attachment(tutti_group *group, const tu_attachment *attachment, void **state);
+/* Likewise the text of a setting of a world, which lends it; "" when unset. */
+TU_SHARED const char *tu_world_setting(const tutti_world *world, tu_setting setting);
 
 #endif

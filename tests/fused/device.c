@@ -255,7 +255,7 @@ TEST_RANKS(one_kernel_gathers_and_multiplies_tiles_and_what_is_left_over) {
         }
         CHECK(tt_equal(back(left), all));
     }
-    CHECK(!is_hopper() || tu_fused_together(group) - before == calls);
+    CHECK(!is_one_kernel() || tu_fused_together(group) - before == calls);
     END;
 }
 
@@ -284,7 +284,7 @@ TEST_RANKS(one_kernel_multiplies_and_adds_in_rank_order_with_one_rounding) {
         }
     }
     bool halves = (ranks & (ranks - 1)) == 0; /* else averages are no matter of the kernel's */
-    CHECK(!is_hopper() || !halves || tu_fused_together(group) - before == calls);
+    CHECK(!is_one_kernel() || !halves || tu_fused_together(group) - before == calls);
     END;
 }
 
@@ -661,7 +661,7 @@ static void check_held(tutti_world *world, bool scatters, bool aborts) {
         CHECK(status != TUTTI_OK);
         CHECK_MESSAGE(aborts ? "enough of it" : tutti_group_size(all) == 2 ? "rank 1" : "rank");
         tt_error_clear();
-        if (!scatters && !aborts && tutti_group_size(all) == 2 && is_hopper()) /* its own rows waited for nobody */
+        if (!scatters && !aborts && tutti_group_size(all) == 2 && is_one_kernel()) /* its own rows waited for nobody */
             CHECK(tt_equal(back(tt_narrow(made, 0, 0, 256)), tt_narrow(of.gathered, 0, 0, 256)));
     }
     CHECK_OK(tutti_barrier(all, NULL));
@@ -709,7 +709,7 @@ TEST_RANKS(ranks_that_run_different_graphs_are_told_by_the_kernels_and_the_devic
     BEGIN;
     tutti_group *few;
     CHECK_OK(tutti_group_new(world, NULL, ranks, NULL, &few));
-    if (!is_hopper())
+    if (!is_one_kernel())
         SKIP("no kernel that computes and communicates at once");
     inside of = inside_of(few);
     check_inside(&of);
@@ -742,7 +742,7 @@ static void check_share(tutti_world *world, void *unused) {
     int64_t before = tu_fused_together(group);
     check_inside(&of);
     check_inside(&of);
-    CHECK(!is_hopper() || tu_fused_together(group) - before == 4);
+    CHECK(!is_one_kernel() || tu_fused_together(group) - before == 4);
     END;
     tt_stream_release(test_device(), stream);
     CHECK_OK(tt_scope_close(&outer));
@@ -856,7 +856,7 @@ TEST_RANKS(compiled_functions_use_fused_products_on_the_device_forward_and_backw
     CHECK(tu_fused_device_bytes(fresh) > 0); /* fused operations ran */
     int64_t before = tu_fused_together(fresh);
     check_compiled(fresh, TUTTI_BF16);
-    CHECK(!is_hopper() || tu_fused_together(fresh) - before >= 3 * 3); /* forward twice, backward at least once */
+    CHECK(!is_one_kernel() || tu_fused_together(fresh) - before >= 3 * 3); /* forward twice, backward at least once */
     CHECK_OK(tutti_barrier(group, NULL));
     tutti_group_release(fresh);
     END;

@@ -166,13 +166,31 @@ static inline volatile uint32_t *hold_stream(void *stream) {
     return word;
 }
 
-/* Whether the GPU has the kernel that computes and communicates at once. */
-static inline bool is_hopper(void) {
+/* The first number of the GPU's compute capability. */
+static inline int generation_of_gpu(void) {
     int (*ask)(int *, int, int) = (int (*)(int *, int, int))function_of("cuDeviceGetAttribute");
     int major = 0;
     (void)graphs(); /* the device's context is current */
     CHECK(ask(&major, 75, 0) == 0);
-    return major == 9;
+    return major;
+}
+
+/* Whether TUTTI_TOGETHER is that, or not set, which is "auto". */
+static inline bool together_is(const char *word) {
+    const char *set = getenv("TUTTI_TOGETHER");
+    return strcmp(set != NULL && set[0] != 0 ? set : "auto", word) == 0;
+}
+
+/* Whether products are made by the kernel for Hopper that computes and communicates at once. */
+static inline bool is_hopper(void) {
+    return generation_of_gpu() == 9 && (together_is("auto") || together_is("hopper"));
+}
+
+/* The same of 16-bit floats by either kernel. A GPU that has only the plain one, and cuBLASLt, takes it for small
+ * products. */
+static inline bool is_one_kernel(void) {
+    return is_hopper() || (generation_of_gpu() >= 8 && together_is("plain")) ||
+           (generation_of_gpu() >= 8 && generation_of_gpu() != 9 && together_is("auto"));
 }
 
 /* Of many cases all on a GPU, and every seventh with the stand-in, whose tensor cores are slow: that still has each of

@@ -6,7 +6,7 @@
  * standin_cuda_hold(-1). With STANDIN_STREAMS=apart streams run beside each other and the host, graphs of captures too.
  * Memory that ranks share is a file in memory, so that ranks may be processes too; a capture keeps what it was given
  * and runs it when its graph is launched. With STANDIN_GPUS=own every rank that asks sees a GPU of its own, as NCCL
- * wants it. With it tests of tensors, NCCL and NVSHMEM run where there is no GPU; what it does not know fails.
+ * wants it; with STANDIN_MAJOR=8 it is of another generation than Hopper. With it tests of tensors, NCCL and NVSHMEM run where there is no GPU; what it does not know fails.
  */
 #include <atomic>
 #include <cstdio>
@@ -141,10 +141,14 @@ static CUresult count(int *devices) {
     return CUDA_SUCCESS;
 }
 static const int processors = 4; /* as many ranks can share the GPU */
+static int major_of_gpu() {
+    const char *given = getenv("STANDIN_MAJOR");
+    return given != nullptr ? atoi(given) : 9;
+}
 static CUresult attribute(int *value, int which, CUdevice) {
     switch (which) {
     case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-        *value = 9;
+        *value = major_of_gpu();
         break;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
         *value = processors;
@@ -815,9 +819,10 @@ static CUresult occupancy(int *blocks, CUfunction, int, size_t) {
     *blocks = 1;
     return CUDA_SUCCESS;
 }
-/* Thread blocks that have a processor for themselves, by what they take of its memory, and stay until all of them are
- * there: those of all ranks that are threads. On a GPU too many of them would wait for each other. */
-static const unsigned half_of_processor = 114 << 10;
+/* Thread blocks that have a processor for themselves, by what they take of its memory (100 KiB in the smallest), and
+ * stay until all of them are there: those of all ranks that are threads. On a GPU too many of them would wait for each
+ * other. */
+static const unsigned half_of_processor = 50 << 10;
 static std::atomic<int> blocks_that_stay;
 static void run_staying(const emulated::kernel *kernel, unsigned blocks, unsigned threads, const void *args) {
     if (blocks_that_stay.fetch_add((int)blocks) + (int)blocks > processors) {

@@ -13,3 +13,4 @@ __attribute__((visibility("hidden")))
 const unsigned char *const tu_gpu_images[TU_TENSOR_IMAGES] = { nothing, nothing, nothing, nothing, nothing, nothing,
                                                                nothing, nothing, nothing, nothing, nothing };
 __attribute__((visibility("hidden"))) const unsigned char *const tu_gpu_together_image = nothing;
+__attribute__((visibility("hidden"))) const unsigned char *const tu_gpu_together_plain_image = nothing;
