@@ -29,6 +29,7 @@ parser.add_argument("--rounds", type=int, default=7)
 parser.add_argument("--calls", type=int, default=0, help="of one measurement; 0: by size")
 parser.add_argument("--no-torch", action="store_true", help="leave PyTorch's fused operators out")
 parser.add_argument("--graph", action="store_true", help="also replay the matmul and Tutti's calls from a CUDA graph: their second ratio is to the replayed matmul")
+parser.add_argument("--together", default="", help="words of TUTTI_TOGETHER: gathers and scatters also in worlds with these, beside the default; plain,off")
 parser.add_argument("--json")
 arguments = parser.parse_args()
 
@@ -62,6 +63,12 @@ class Call(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("timeout_ns", ctypes.c_int64), ("stream", ctypes.c_void_p)]
 
 
+class WorldOptions(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("name", ctypes.c_char_p), ("rank", ctypes.c_int), ("rank_count", ctypes.c_int), ("store", ctypes.c_void_p),
+                ("store_url", ctypes.c_char_p), ("timeout_ns", ctypes.c_int64), ("threads", ctypes.c_int), ("log", ctypes.c_char_p),
+                ("log_callback", ctypes.c_void_p), ("log_user", ctypes.c_void_p), ("settings", ctypes.c_char_p)]
+
+
 class ScaledOptions(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("biases", List), ("result_scales", List), ("out_dtypes", ctypes.POINTER(ctypes.c_int)),
                 ("out_dtype_count", ctypes.c_size_t), ("fast", ctypes.POINTER(ctypes.c_bool)), ("fast_count", ctypes.c_size_t)]
@@ -91,6 +98,12 @@ world = ctypes.c_void_p()
 must(tutti.tutti_world_open(None, ctypes.byref(world)))
 group = ctypes.c_void_p(tutti.tutti_world_group(world))
 main = torch.cuda.Stream()
+others = {}  # the words of --together, and the group of a world with each
+for word in filter(None, arguments.together.split(",")):
+    options = WorldOptions(size=ctypes.sizeof(WorldOptions), name=word.encode(), settings=f"TUTTI_TOGETHER={word}".encode())
+    other = ctypes.c_void_p()
+    must(tutti.tutti_world_open(ctypes.byref(options), ctypes.byref(other)))
+    others[word] = ctypes.c_void_p(tutti.tutti_world_group(other))
 torch.cuda.set_stream(main)
 tensor.tt_stream_set(CUDA, ctypes.c_void_p(main.cuda_stream))
 outer = tensor.tt_scope_open()
@@ -165,6 +178,8 @@ def candidates(kind, m, n, k):
         right = one(there(b))
         for name, source in (("tutti", own), ("tutti symmetric", symmetric(own))):
             table[name] = lambda a=there(source): ours(tensor.tt_fused_all_gather_matmul, a, right, 0, group, None)
+        for word, its in others.items():
+            table["tutti " + word] = lambda a=there(own), g=its: ours(tensor.tt_fused_all_gather_matmul, a, right, 0, g, None)
     elif kind == "scatter":
         lefts, rights = [drawn(r, m, k // size).bfloat16() for r in range(size)], [drawn(100 + r, k // size, n).bfloat16() for r in range(size)]
         rows = slice(rank * (m // size), (rank + 1) * (m // size))
@@ -174,6 +189,8 @@ def candidates(kind, m, n, k):
         table["torch"] = lambda: torch.ops.symm_mem.fused_matmul_reduce_scatter(a, b, "sum", 0, group_name)
         left, right = there(a), there(b)
         table["tutti"] = lambda: ours(tensor.tt_fused_matmul_reduce_scatter, left, right, SUM, 0, group)
+        for word, its in others.items():
+            table["tutti " + word] = lambda g=its: ours(tensor.tt_fused_matmul_reduce_scatter, left, right, SUM, 0, g)
     else:
         by_rows, fast = "rows" in kind, kind.endswith("-fast")
         shards = [(drawn(r, m // size, k) * 8).to(torch.float8_e4m3fn) for r in range(size)]
@@ -273,7 +290,8 @@ for kind in arguments.kinds.split(","):
         for _ in range(arguments.rounds):
             for name, run in table.items():
                 times[name].append(measure(run, calls))
-        must(tutti.tutti_group_check(group))
+        for checked in [group, *others.values()]:
+            must(tutti.tutti_group_check(checked))
         row = {"kind": kind, "shape": text, "ranks": size, **{name: slowest(values) for name, values in times.items()}}
         rows.append(row)
         if rank == 0:

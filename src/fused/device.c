@@ -607,7 +607,7 @@ tu_shard tu_fused_part_of(const tu_fused_gather *gather, int part, int rank) {
  * floats, and a scatter that is small, where the number of launches counts, or deep, where handing tiles out does not.
  */
 #define DEEP_SCATTER 512
-#define SMALL_SCATTER ((int64_t)1 << 20) /* elements of all ranks' blocks; by the plain kernel also of a gather */
+#define SMALL_SCATTER ((int64_t)1 << 20) /* elements of all ranks' blocks */
 #define SMALL_GATHER ((int64_t)1 << 23)  /* likewise of the product of f8 of all shards */
 
 /* Of f8 the library has products of all shards at once with one scale, and of one shard at a time with scales of its
@@ -619,12 +619,10 @@ static bool pays_f8(const tu_device_together *product) {
     return !library || product->size * product->rows * product->columns <= SMALL_GATHER;
 }
 
-/* Of the plain kernel nothing is measured: it is taken where the alternative is Tutti's own kernel of products, or
- * where the number of launches counts more than what one of them does. */
-static bool pays_plain(const tu_fused_run *run, const tu_device_together *product) {
+/* Of the plain kernel nothing is measured: it is taken where the alternative is Tutti's own kernel of products. */
+static bool pays_plain(const tu_fused_run *run) {
     const tu_device *device = run->device;
-    return product->size * product->rows * product->columns <= SMALL_SCATTER ||
-           !device->table->has_library(device->state, device->index);
+    return !device->table->has_library(device->state, device->index);
 }
 
 static bool pays_hopper(const tu_device_together *product) {
@@ -645,7 +643,7 @@ void tu_fused_choose_together(tu_fused_run *run, tu_device_together product) {
     run->kernel = (tu_together_kernel)device->table->can_together(device->state, device->index, &product);
     run->together = run->kernel != TU_TOGETHER_NONE;
     if (run->together && decides)
-        run->together = run->kernel == TU_TOGETHER_PLAIN ? pays_plain(run, &product) : pays_hopper(&product);
+        run->together = run->kernel == TU_TOGETHER_PLAIN ? pays_plain(run) : pays_hopper(&product);
 }
 
 typedef struct start {
