@@ -3,6 +3,7 @@
 writes signals to, and interrupts the worlds in whose calls the main thread is. It does so where Python's own handler is installed, which raises
 KeyboardInterrupt: an operation that was interrupted has ended. With another handler calls go on, and the handler runs when they return; waits that can be
 taken up again are made in short pieces then, between which it runs."""
+import _thread
 import os
 import select
 import signal
@@ -182,12 +183,14 @@ class _Asker:
         self.left = False
         self.wanted.acquire()
         self.done.acquire()
-        threading.Thread(target=self._run, name="tutti asks", daemon=True).start()
+
+    def start(self) -> None:
+        _thread.start_new_thread(self._run, ())  # in one step: an interrupt in those of Thread.start leaves a thread that fails
 
     def _run(self) -> None:
         while True:
             self.wanted.acquire()
-            if self.question is None:  # it was left, having answered
+            if self.left:  # having answered, or before it was asked
                 return
             try:
                 self.answer = self.question(), None
@@ -215,18 +218,26 @@ def ask(function):
     global _asker
     if threading.current_thread() is not _main:
         return function()
-    asker, _asker = _asker, None  # a signal's handler that asks meanwhile has another
-    if asker is None:
-        asker = _Asker()
-    asker.question = function
-    asker.wanted.release()
-    try:
+    asker = None
+    try:  # a signal's handler may raise between any two steps: whoever is ours by then is left
+        asker, _asker = _asker, None  # one that asks meanwhile has another
+        if asker is None:
+            asker = _Asker()
+            asker.start()
+        asker.question = function
+        asker.wanted.release()
         asker.done.acquire()
+        (value, error), asker.answer = asker.answer, None
+        if _asker is None:
+            _asker = asker
+        else:  # the handler's has stayed
+            asker.leave()
     except BaseException:
-        asker.leave()
+        if asker is not None:
+            if _asker is asker:
+                _asker = None
+            asker.leave()
         raise
-    (value, error), asker.answer = asker.answer, None
-    _asker = asker
     if error is not None:
         raise error
     return value

@@ -155,6 +155,51 @@ def threads_meet_in_clones_of_a_store():
     assert sorted(found) == [1, 2]
 
 
+ASKERS = """
+import os, signal, time, tutti
+class Stop(Exception): pass
+def stop(number, frame):
+    if armed[0]:
+        armed[0] = False
+        raise Stop
+def asks(number, frame):
+    store.check('key')
+def threads():
+    return len(os.listdir('/proc/self/task'))
+def more():
+    store.check('key')
+    end = time.monotonic() + 30
+    while threads() > before and time.monotonic() < end:  # those that were left end when they get to it
+        time.sleep(0.01)
+    return threads() - before
+store, armed = tutti.Store.memory(), [False]
+store.check('key')
+before = threads()
+signal.signal(signal.SIGALRM, stop)
+signal.setitimer(signal.ITIMER_REAL, 0.0007, 0.0007)
+for _ in range(1500):
+    try:
+        armed[0] = True
+        while True:
+            store.check('key')
+    except Stop:
+        pass
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(more())
+signal.signal(signal.SIGALRM, asks)
+ask, question = tutti._interrupt.ask, lambda: (signal.setitimer(signal.ITIMER_REAL, 0.0001), time.sleep(0.01))
+for _ in range(10):
+    ask(question)  # and the handler asks meanwhile
+print(more())
+"""
+
+
+def interrupts_of_questions_leave_no_threads_behind():
+    """Wherever they come: before the question, while it is asked, and after it."""
+    ran = subprocess.run([sys.executable, "-c", ASKERS], capture_output=True, text=True, timeout=300)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "0\n0\n", ""), (ran.returncode, ran.stdout, ran.stderr)
+
+
 def ctrl_c_ends_a_wait_for_a_store_without_a_world():
     program = ("import tutti\n"
                "store = tutti.Store.memory()\n"
@@ -340,5 +385,6 @@ def shapes_and_machines():
 
 if __name__ == "__main__":
     run((a_store_has_values_and_queues, what_a_store_cannot_take_is_told, a_store_that_is_closed_stays_for_who_waits_in_it, threads_meet_in_clones_of_a_store,
-         ctrl_c_ends_a_wait_for_a_store_without_a_world, ctrl_c_ends_a_question_to_a_store_that_does_not_answer, groups_meshes_peers_and_records,
+         ctrl_c_ends_a_wait_for_a_store_without_a_world, ctrl_c_ends_a_question_to_a_store_that_does_not_answer,
+         interrupts_of_questions_leave_no_threads_behind, groups_meshes_peers_and_records,
          events_tell_of_a_death, a_fake_world_checks_and_moves_nothing, shapes_and_machines))
