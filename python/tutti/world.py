@@ -42,8 +42,17 @@ def _options(name, tag, description, timeout, **fields):
 # Works that were started, or are about to be, with their buffers, which the library uses until they end. Ctrl-C raises between any two steps of Python: so a work is
 # here before it is started, and what an interrupt leaves here stays too long, and is never freed too early.
 _running: Dict[int, Tuple[Any, Any]] = {}
-_left: Deque[int] = collections.deque()  # those that nobody waits for any more
-os.register_at_fork(after_in_child=_left.clear)
+_left: Deque[Any] = collections.deque()  # places of those that nobody waits for any more
+_sweeping = threading.RLock()  # a signal's handler may sweep in the middle of a sweep
+
+
+def _in_child():
+    global _sweeping
+    _sweeping = threading.RLock()
+    _left.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def hold(kept: Any) -> Any:
@@ -61,25 +70,28 @@ def let_go(place: Any) -> None:
 def _drop(process, place):
     """Nobody has the work any more. Its buffers go when it has finished; at once where it was not started."""
     if process == os.getpid():
-        _left.append(id(place))
+        _left.append(place)
         _sweep()
 
 
 def _sweep():
-    for _ in range(len(_left)):
-        try:
-            number = _left.popleft()
-        except IndexError:  # another thread took it
-            return
-        place, _kept = _running.get(number, (None, None))
-        if place is None:
-            continue
-        if place.value is not None:
-            if not finished(place):
-                _left.append(number)
+    """Each stays in its place until nothing is left to do for it, so that one at which an interrupt comes is there for the next sweep."""
+    if not _left:
+        return
+    with _sweeping:
+        for _ in range(len(_left)):
+            if not _left:  # a handler has swept
+                return
+            place = _left[0]
+            if place.value is not None and not finished(place):
+                _left.rotate(-1)
                 continue
-            lib.tutti_work_release(place)
-        _running.pop(number, None)
+            release, handle = lib.tutti_work_release, place.value
+            place.value = None  # whoever comes between these steps does not release it again
+            release(handle)
+            _running.pop(id(place), None)
+            if _left and _left[0] is place:
+                _left.popleft()
 
 
 def _fails(value):
