@@ -543,16 +543,17 @@ def _one_shot_backward(context: Any, gradient: Any) -> Any:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
+    return tensor.flatten(0, -2)
 
 
 def _gather_matmul_backward(context: Any, gradient: Any) -> Any:
-    """Of rows, or columns, that were gathered: the gradient is added up and scattered, which is the other fused operation."""
+    """Of rows, or columns, that were gathered: the gradient is added up and scattered, which is the other fused operation. Operations alone are called here: a
+    compiled program has tensors without memory at this point."""
     A, B = context.saved_tensors
     gather_dim, group_name = context.rest
     of_a = torch.ops.tutti.fused_matmul_reduce_scatter(gradient, B.t().contiguous(), "sum", gather_dim, group_name)
     moved = A.movedim(gather_dim, 0).contiguous()
-    whole = _low_contention_all_gather(moved, group_name).movedim(0, gather_dim)
+    whole = torch.ops.symm_mem._low_contention_all_gather(moved, group_name).movedim(0, gather_dim)
     return of_a, _flat(whole).t() @ _flat(gradient), None, None
 
 
@@ -562,7 +563,7 @@ def _matmul_scatter_backward(context: Any, gradient: Any) -> Any:
     reduce_op, scatter_dim, group_name = context.rest
     size = _size_of(group_name)
     scale = 1 / size if reduce_op == "avg" else 1
-    whole, (of_a,) = _fused_all_gather_matmul(gradient.contiguous(), [B.t().contiguous()], scatter_dim, group_name)
+    whole, (of_a,) = torch.ops.symm_mem.fused_all_gather_matmul(gradient.contiguous(), [B.t().contiguous()], scatter_dim % A.dim(), group_name)
     return of_a.contiguous() * scale, _flat(A).t() @ _flat(whole) * scale, None, None, None
 
 
