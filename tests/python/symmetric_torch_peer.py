@@ -55,5 +55,36 @@ def gradients_that_are_compiled(rank, size, gloo):
         torch.library.opcheck(operation, (*leaves(rank, shapes), *rest))
 
 
+def tensors_of_no_elements(rank, size, gloo):
+    """In each dimension, with gradients."""
+    name, dtype = dist.group.WORLD.group_name, torch.float64
+    nothing = symm_mem.empty(0, 3)
+    handle = symm_mem.rendezvous(nothing, name)
+    assert symm_mem.is_symm_mem_tensor(nothing) and nothing.shape == (0, 3) and handle.get_remote_tensor(1 - rank, (0, 3), torch.float32).shape == (0, 3)
+    same(torch.ops.symm_mem.one_shot_all_reduce(nothing, "sum", name), torch.empty(0, 3))
+    same(torch.ops.symm_mem.two_shot_all_reduce_(nothing, "sum", name), torch.empty(0, 3))
+    same(torch.ops.tutti.one_shot_all_reduce(torch.empty(2, 0), "sum", name), torch.empty(2, 0))
+    same(torch.ops.symm_mem._low_contention_all_gather(torch.empty(0, 3), name), torch.empty(0, 3))
+    same(torch.ops.symm_mem._low_contention_reduce_scatter(torch.empty(size, 0), "sum", name), torch.empty(1, 0))
+    for shape in ((0, 3, 4), (2, 0, 4), (2, size, 0), (2 * size, 3 * size, 4)):
+        for columns in (0, 2 * size):
+            for dim in (0, 1, 2):
+                A, B = torch.ones(shape, dtype=dtype, requires_grad=True), torch.ones(shape[2] * (size if dim == 2 else 1), columns, dtype=dtype, requires_grad=True)
+                gathered, (product,) = torch.ops.symm_mem.fused_all_gather_matmul(A.detach(), [B.detach()], dim, name)
+                same(gathered, torch.cat([A.detach()] * size, dim))
+                same(product, gathered @ B.detach())
+                result = torch.ops.tutti.fused_all_gather_matmul(A, B, dim, name)
+                same(result, product)
+                result.sum().backward()
+                same([A.grad, B.grad], [torch.full_like(A, size * columns), torch.full_like(B, shape[0] * shape[1] * (size if dim < 2 else 1))])
+                if (*shape[:2], columns)[dim] % size:
+                    continue
+                A, B = torch.ones(shape, dtype=dtype, requires_grad=True), torch.ones(shape[2], columns, dtype=dtype, requires_grad=True)
+                result = torch.ops.tutti.fused_matmul_reduce_scatter(A, B, "sum", dim, name)
+                same(result, (size * (A.detach() @ B.detach())).chunk(size, dim)[rank])
+                result.sum().backward()
+                same([A.grad, B.grad], [torch.full_like(A, columns), torch.full_like(B, shape[0] * shape[1])])
+
+
 if __name__ == "__main__":
-    run_all([("gradients_that_are_compiled", 2)])
+    run_all([("gradients_that_are_compiled", 2), ("tensors_of_no_elements", 2)])

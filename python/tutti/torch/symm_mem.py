@@ -112,7 +112,7 @@ def empty(*size: Any, dtype: Optional[torch.dtype] = None, device: Any = None) -
         raise_error(status)
     block = _Block(handle.value)
     _blocks[block.address] = block
-    return _tensor_over(block.address, size, dtype, block)
+    return _tensor_over(block.address, (max(1, count),), dtype, block)[:count].view(size)  # one of no elements lies there, too
 
 
 def _block_of(tensor: torch.Tensor) -> Any:
@@ -392,7 +392,7 @@ def _fused_all_gather_matmul(A: torch.Tensor, Bs: Sequence[torch.Tensor], gather
         whole = _low_contention_all_gather(parts, group_name).movedim(0, gather_dim).contiguous()
         return (whole if return_A else None), [whole @ B for B in Bs]
     moved = A.movedim(gather_dim, 0)
-    rows = moved.reshape(-1, A.shape[-1])
+    rows = moved.flatten(0, -2)  # and not reshape(-1, …), which of no elements cannot tell how many rows there are
     if is_symm_mem_tensor(A) and moved.is_contiguous():
         handle, first = rendezvous(A, group_name), A.storage_offset()
     else:
@@ -415,7 +415,7 @@ def _fused_all_gather_matmul(A: torch.Tensor, Bs: Sequence[torch.Tensor], gather
     handle.barrier()  # nobody reads mine any more
 
     def unflatten(flat):
-        return flat.view(size * moved.shape[0], *moved.shape[1:-1], -1).movedim(0, gather_dim)
+        return flat.view(size * moved.shape[0], *moved.shape[1:-1], flat.shape[1]).movedim(0, gather_dim)
     return (unflatten(whole) if return_A else None), [unflatten(output) for output in outputs]
 
 
@@ -431,7 +431,7 @@ def _fused_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: st
     if A.shape[scatter_dim] % size:
         raise ValueError(f"tutti: {A.shape[scatter_dim]} rows cannot be cut into {size} parts")
     moved = A.movedim(scatter_dim, 0)
-    rows = moved.reshape(size, -1, A.shape[-1])
+    rows = moved.reshape(size, moved.shape[:-1].numel() // size, A.shape[-1])
     shape = (rows.shape[1], B.shape[1])
     count = shape[0] * shape[1]
     handle = get_symm_mem_workspace(group_name, size * count * A.element_size())
@@ -446,7 +446,7 @@ def _fused_matmul_reduce_scatter(A: torch.Tensor, B: torch.Tensor, reduce_op: st
     if reduce_op == "avg":
         total /= size
     handle.barrier()
-    return total.to(A.dtype).view(moved.shape[0] // size, *moved.shape[1:-1], -1).movedim(0, scatter_dim)
+    return total.to(A.dtype).view(moved.shape[0] // size, *moved.shape[1:-1], shape[1]).movedim(0, scatter_dim)
 
 
 def _fused_all_gather_scaled_matmul(A: torch.Tensor, Bs: Sequence[torch.Tensor], A_scale: Any, B_scales: Any, gather_dim: int, group_name: str,
