@@ -23,14 +23,14 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory  # noqa: F401  defines the operations
 
 from .. import _interrupt
-from .._arguments import wide_integer, wide_unsigned
+from .._arguments import integer, integers, sizes, wide_integer, wide_unsigned
 from .._library import lib, struct
 from ..world import _nanoseconds, _release_here
 from .group import _DTYPES, _REDUCTIONS, _number
 from .member import destroyed, member_of, worlds
 from .work import raise_error
 
-_Call = struct("tutti_call")
+_Call, _Tile = struct("tutti_call"), struct("tutti_tile")
 _group_named: Any = dist.distributed_c10d._resolve_process_group
 
 
@@ -67,8 +67,8 @@ def _tensor_over(address: Any, shape: Sequence[int], dtype: torch.dtype, owner: 
 class _Block:
     """A block of symmetric memory; tensors over it keep it."""
 
-    def __init__(self, handle: int) -> None:
-        self.handle, self.address = handle, lib.tutti_memory_data(handle)
+    def __init__(self, handle: int, group_name: Optional[str] = None) -> None:
+        self.handle, self.address, self.group_name = handle, lib.tutti_memory_data(handle), group_name
         self.rendezvoused: List[Any] = []
         self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_memory_release, handle)
         self._release.atexit = False
@@ -96,23 +96,42 @@ def set_signal_pad_size(size: int) -> None:
         raise_error(status)
 
 
+def get_backend(device: Any) -> Optional[str]:
+    """Who provides the symmetric memory of a device: "shm" for the CPU, and None for others, which this module has none of."""
+    return "shm" if torch.device(device).type == "cpu" else None
+
+
+def set_backend(name: str) -> None:
+    """There is one for the CPU, and others are refused."""
+    if name.lower() != "shm":
+        raise ValueError(f"tutti: there is no backend {name!r} for symmetric memory of the CPU, but 'shm'; torch.distributed._symmetric_memory has those of GPUs")
+
+
+def is_nvshmem_available() -> bool:
+    """Never: NVSHMEM has no symmetric memory of the CPU."""
+    return False
+
+
 def empty(*size: Any, dtype: Optional[torch.dtype] = None, device: Any = None) -> torch.Tensor:
     """As torch.empty, in symmetric memory of the default group's world. Local; rendezvous makes it reachable."""
     size = tuple(size[0]) if len(size) == 1 and isinstance(size[0], (tuple, list, torch.Size)) else size
-    dtype = torch.get_default_dtype() if dtype is None else dtype
+    return _empty(size, None, torch.get_default_dtype() if dtype is None else dtype, device, None, None)
+
+
+def _empty(size: Sequence[int], stride: Optional[Sequence[int]], dtype: torch.dtype, device: Any, group_name: Optional[str], persistent_id: Optional[int]) -> torch.Tensor:
     if device is not None and torch.device(device).type != "cpu":
         raise TypeError(f"tutti: symmetric memory on {device}: here it is for the CPU; torch.distributed._symmetric_memory has others")
     world = _world()
-    count = 1
-    for each in size:
-        count *= each
+    layout = torch.empty(size, dtype=dtype, device="meta") if stride is None else torch.empty_strided(size, stride, dtype=dtype, device="meta")
+    count = max(1, layout.untyped_storage().nbytes() // dtype.itemsize)
+    options = struct("tutti_memory_options")(persistent=persistent_id is not None, persistent_id=wide_unsigned(persistent_id or 0))
     handle: Any = ctypes.c_void_p()
-    status = lib.tutti_memory_alloc(world._handle, max(1, count) * dtype.itemsize, None, ctypes.byref(handle))
+    status = lib.tutti_memory_alloc(world._handle, count * dtype.itemsize, ctypes.byref(options), ctypes.byref(handle))
     if status:
         raise_error(status)
-    block = _Block(handle.value)
+    block = _Block(handle.value, group_name)
     _blocks[block.address] = block
-    return _tensor_over(block.address, (max(1, count),), dtype, block)[:count].view(size)  # one of no elements lies there, too
+    return _tensor_over(block.address, (count,), dtype, block).as_strided(layout.size(), layout.stride())  # one of no elements lies there, too
 
 
 def _block_of(tensor: torch.Tensor) -> Any:
@@ -132,6 +151,7 @@ class SymmetricMemory:
         self.rank, self.world_size, self.group_name = group.rank(), group.size(), group.group_name
         self.buffer_size, self.signal_pad_size = lib.tutti_peers_bytes(peers), lib.tutti_peers_pad_bytes(peers)
         self.offset = tensor.storage_offset() * tensor.element_size()
+        self._lists = [(ctypes.c_void_p * self.world_size)(*each) for each in (self.buffer_ptrs, self.signal_pad_ptrs)]
         self._release = weakref.finalize(self, _release_here, os.getpid(), lib.tutti_peers_release, peers)
         self._release.atexit = False
 
@@ -144,6 +164,36 @@ class SymmetricMemory:
     buffer_ptrs = property(lambda self: [lib.tutti_peers_buffer(self._peers, rank) for rank in range(self.world_size)])
     signal_pad_ptrs = property(lambda self: [lib.tutti_peers_signal_pad(self._peers, rank) for rank in range(self.world_size)])
     multicast_ptr = 0  # there is no switch between processors
+    buffer_ptrs_dev = property(lambda self: ctypes.addressof(self._lists[0]), doc="Where buffer_ptrs lie one after the other, for kernels.")
+    signal_pad_ptrs_dev = property(lambda self: ctypes.addressof(self._lists[1]), doc="Likewise signal_pad_ptrs.")
+
+    @staticmethod
+    def empty_strided_p2p(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: Any, group_name: Optional[str] = None,
+                          alloc_id: Optional[int] = None) -> torch.Tensor:
+        """As torch.empty_strided. With alloc_id the memory keeps its address and contents: once nobody has it any more, the next call with that number finds it again.
+        group_name is for a rendezvous that names no group."""
+        return _empty(tuple(size), tuple(stride), dtype, device, group_name, alloc_id)
+
+    @staticmethod
+    def rendezvous(tensor: torch.Tensor, group_name: Optional[str] = None) -> "SymmetricMemory":
+        """The function of that name; without a group, with the one that empty_strided_p2p was given."""
+        if group_name is None:
+            group_name = getattr(_block_of(tensor), "group_name", None)
+        if group_name is None:
+            raise ValueError("tutti: rendezvous needs a group, since the tensor was made without one")
+        return rendezvous(tensor, group_name)
+
+    @staticmethod
+    def is_symm_mem_tensor(tensor: torch.Tensor) -> bool:
+        return is_symm_mem_tensor(tensor)
+
+    @staticmethod
+    def get_backend(device: Any) -> Optional[str]:
+        return get_backend(device)
+
+    @staticmethod
+    def set_backend(name: str) -> None:
+        set_backend(name)
 
     @staticmethod
     def has_multicast_support(device_type: Any = None, device_index: int = 0) -> Any:
@@ -190,7 +240,6 @@ class SymmetricMemory:
         """Takes the signal of a rank, and sees what it has written before."""
         self._call(lib.tutti_peers_wait_signal, src_rank, channel, timeout_ms=timeout_ms)
 
-
     @staticmethod
     def memset32(input: torch.Tensor, offset: int, val: int, count: int = 1) -> torch.Tensor:
         """Sets so many words from word `offset` on, of a flat tensor of uint32, such as a signal pad."""
@@ -236,6 +285,21 @@ def rendezvous(tensor: torch.Tensor, group: Any) -> SymmetricMemory:
     handle = SymmetricMemory(group, tensor, peers.value)
     block.rendezvoused.append(handle)
     return handle
+
+
+def put_signal(src: torch.Tensor, hdl: SymmetricMemory, peer: int) -> None:
+    """Writes a tensor to where the one that was given to rendezvous lies on a peer, whatever the peer does with it at the moment, and tells the peer; that waits while
+    the last signal to it was not taken yet. Signals are those of the handle's channel 0."""
+    if not src.is_cpu:
+        raise TypeError(f"tutti: a tensor on {src.device}: here it is for the CPU; torch.distributed._symmetric_memory has others")
+    source = src.detach().contiguous()
+    hdl._call(lib.tutti_peers_put, peer, hdl.offset, source.data_ptr(), source.numel() * source.element_size(), timeout_ms=0)
+    hdl.put_signal(peer)
+
+
+def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
+    """Takes the signal of a peer; what it has put is there then."""
+    hdl.wait_signal(peer)
 
 
 def get_symm_mem_workspace(group_name: str, min_size: int) -> SymmetricMemory:
@@ -337,6 +401,71 @@ def _get_remote_tensors(x: Any, group_name: str) -> Any:
     return [handle.get_buffer(rank, x.shape, x.dtype, offset) for rank in range(handle.world_size)]
 
 
+# ---- tiles: matrices, or parts of one, whose rows may lie apart ----
+
+def _tile(tensor: torch.Tensor, who: str) -> Any:
+    rows, columns = tensor.shape if tensor.dim() == 2 else (0, 0)
+    stride = tensor.stride(0) if rows > 1 else columns
+    if not tensor.is_cpu or tensor.dim() != 2 or (columns > 1 and tensor.stride(1) != 1) or stride < columns:
+        raise ValueError(f"tutti: {who} wants matrices of the CPU, in each row of which the elements lie one after the other, and not {tuple(tensor.shape)} with "
+                         f"strides {tensor.stride()} on {tensor.device}")
+    return _Tile(data=tensor.data_ptr(), rows=rows, columns=columns, stride=stride)
+
+
+def _of_tile(out: torch.Tensor, tile: torch.Tensor, who: str) -> Any:
+    """Where a tile is reduced into."""
+    if out.dtype != tile.dtype or out.shape != tile.shape:
+        raise ValueError(f"tutti: {who}: {tuple(tile.shape)} of {tile.dtype} is not reduced into {tuple(out.shape)} of {out.dtype}")
+    return _tile(out, who)
+
+
+def _tile_reduce(in_tile: torch.Tensor, out_tile: torch.Tensor, root: int, group_name: str, reduce_op: str = "sum") -> None:
+    source = _tile(in_tile, "tile_reduce")
+    target = _of_tile(out_tile, in_tile, "tile_reduce") if _resolve(group_name).rank() == root else None
+    _named(lib.tutti_tile_reduce, group_name, ctypes.byref(source), ctypes.byref(target) if target is not None else None, _number(in_tile, "tile_reduce"),
+           _op(reduce_op), integer(root))
+
+
+def _multi_root_tile_reduce(in_tiles: Sequence[torch.Tensor], out_tile: torch.Tensor, roots: Sequence[int], group_name: str, reduce_op: str = "sum") -> None:
+    if len(roots) != len(in_tiles) or not in_tiles or len(set(roots)) != len(roots):
+        raise ValueError(f"tutti: multi_root_tile_reduce of {len(in_tiles)} tiles with the roots {list(roots)}: each has one of its own, since there is one out_tile")
+    if any(tile.dtype != in_tiles[0].dtype for tile in in_tiles):
+        raise TypeError("tutti: multi_root_tile_reduce: tiles of different element types cannot be reduced in one call")
+    rank = _resolve(group_name).rank()
+    sources = [_tile(tile, "multi_root_tile_reduce") for tile in in_tiles]
+    targets = [_of_tile(out_tile, tile, "multi_root_tile_reduce") if root == rank else None for tile, root in zip(in_tiles, roots)]
+    _named(lib.tutti_multi_root_tile_reduce, group_name, _addresses(sources), _addresses(targets), integers(roots), len(sources),
+           _number(in_tiles[0], "multi_root_tile_reduce"), _op(reduce_op))
+
+
+def _addresses(tiles: Sequence[Any]) -> Any:
+    return (ctypes.c_void_p * len(tiles))(*[ctypes.addressof(tile) if tile is not None else None for tile in tiles])
+
+
+def reduce_scatter_offset(input: torch.Tensor, out: List[torch.Tensor], group: str, *, dim: int, offsets: Optional[List[int]] = None,
+                          dst_ranks: Optional[List[int]] = None, red_op: str = "sum") -> None:
+    """Cuts a symmetric matrix along a dimension into blocks, of which block i ends before offsets[i] (default: one of the same size for each rank), and reduces block i
+    into an out of rank dst_ranks[i] (default: in turn). out: this rank's blocks, in their order."""
+    who, member = "reduce_scatter_offset", _resolve(group)
+    source, size = _tile(input, who), member.size()
+    if dim not in (0, 1):
+        raise ValueError(f"tutti: {who}: a matrix has no dimension {dim}")
+    if offsets is None:
+        if input.shape[dim] % size:
+            raise ValueError(f"tutti: {who}: {input.shape[dim]} cannot be cut into {size} blocks of the same size; offsets say where others end")
+        offsets = [input.shape[dim] // size * (i + 1) for i in range(size)]
+    targets = [i % size for i in range(len(offsets))] if dst_ranks is None else list(dst_ranks)
+    if len(targets) != len(offsets):
+        raise ValueError(f"tutti: {who}: {len(offsets)} blocks and {len(targets)} ranks that get them")
+    mine = [end - begin for begin, end, to in zip([0, *offsets], offsets, targets) if to == member.rank()]
+    wanted = [(each, input.shape[1]) if dim == 0 else (input.shape[0], each) for each in mine]
+    if [tuple(each.shape) for each in out] != wanted or any(each.dtype != input.dtype or not each.is_contiguous() or not each.is_cpu for each in out):
+        raise ValueError(f"tutti: {who}: rank {member.rank()} gets contiguous blocks {wanted} of {input.dtype}, and out is "
+                         f"{[(tuple(each.shape), each.dtype) for each in out]}")
+    room = (ctypes.c_void_p * max(1, len(out)))(*[each.data_ptr() for each in out])
+    _named(lib.tutti_reduce_scatter_offset, member, ctypes.byref(source), dim, sizes(offsets), integers(targets), len(offsets), room, _number(input, who), _op(red_op))
+
+
 # ---- all-to-all whose splits are data: rows are those of dimension 0 ----
 
 def _vdev(function: Any, input: torch.Tensor, out: torch.Tensor, group_name: str, *arguments: Any) -> None:
@@ -382,6 +511,16 @@ def _all_to_all_vdev_2d_offset(input: torch.Tensor, out: torch.Tensor, in_splits
 
 
 # ---- fused products ----
+
+def restride_A_shard_for_fused_all_gather_matmul(t: torch.Tensor, gather_dim: int) -> torch.Tensor:
+    """The same values, laid out as fused_all_gather_matmul takes them without a copy: the dimension that is gathered outermost."""
+    return t.movedim(gather_dim, 0).contiguous().movedim(0, gather_dim)
+
+
+def restride_A_for_fused_matmul_reduce_scatter(t: torch.Tensor, scatter_dim: int) -> torch.Tensor:
+    """Likewise for fused_matmul_reduce_scatter and the dimension that is scattered."""
+    return t.movedim(scatter_dim, 0).contiguous().movedim(0, scatter_dim)
+
 
 def _fused_all_gather_matmul(A: torch.Tensor, Bs: Sequence[torch.Tensor], gather_dim: int, group_name: str, *, return_A: bool = True) -> Any:
     """Each rank multiplies its own rows first, then those of the others where they lie. Nothing is gathered unless A is asked for."""
@@ -472,7 +611,8 @@ for _name, _function in {"one_shot_all_reduce": _one_shot, "one_shot_all_reduce_
                          "fused_all_gather_scaled_matmul": _fused_all_gather_scaled_matmul,
                          "fused_scaled_matmul_reduce_scatter": _fused_scaled_matmul_reduce_scatter,
                          "memset32_": _memset32, "stream_write_value32_": _write_value32, "all_to_all_vdev": _all_to_all_vdev,
-                         "all_to_all_vdev_2d": _all_to_all_vdev_2d, "all_to_all_vdev_2d_offset": _all_to_all_vdev_2d_offset}.items():
+                         "all_to_all_vdev_2d": _all_to_all_vdev_2d, "all_to_all_vdev_2d_offset": _all_to_all_vdev_2d_offset, "tile_reduce": _tile_reduce,
+                         "multi_root_tile_reduce": _multi_root_tile_reduce}.items():
     if hasattr(torch.ops.symm_mem, _name):  # versions differ
         _kernels.impl(_name, _function)
 
