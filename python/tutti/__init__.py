@@ -16,11 +16,11 @@ from .errors import (AbortedError, ArgumentError, DeadError, DeadlineError, Erro
 from .spawn import spawn
 from .memory import Memory, Peers
 from .store import Store
-from .world import Batch, Event, Group, Work, World, clock
+from .world import Batch, Event, Group, Received, Work, World, clock
 
 __all__ = ["AbortedError", "ArgumentError", "Batch", "CompiledBackward", "Connectivity", "DeadError", "DeadlineError", "Error", "Event", "FileMissingError",
-           "GoneError", "Group", "InterruptedCallError", "Memory", "Mesh", "MismatchError", "NotFoundError", "OutOfMemoryError", "Peers", "RangeError", "StateError",
-           "Store", "SystemCallError", "TypeMismatchError", "UnsupportedError", "Work", "World", "capture", "clock", "compile", "data", "errors", "graph",
+           "GoneError", "Group", "InterruptedCallError", "Memory", "Mesh", "MismatchError", "NotFoundError", "OutOfMemoryError", "Peers", "RangeError", "Received",
+           "StateError", "Store", "SystemCallError", "TypeMismatchError", "UnsupportedError", "Work", "World", "capture", "clock", "compile", "data", "errors", "graph",
            "mesh_shape", "named", "nn", "optim", "parallel", "spawn", "streams", "tensor"]
 _MODULES = ("data", "graph", "nn", "optim", "parallel", "streams", "tensor")  # with the tensor library, which is loaded when it is first needed
 

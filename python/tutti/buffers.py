@@ -4,8 +4,10 @@ is not dense, or lies where the library cannot go, is an error."""
 from __future__ import annotations
 
 import ctypes
+import numbers
+import struct
 import sys
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from ._library import constants
 
@@ -54,11 +56,13 @@ def dtype_bytes(dtype: Any) -> int:
 
 class Buffer:
     """Where something lies, and what it is. `owner` keeps it there. On a GPU, whose number `device` is then and 0 on the CPU, `stream` is the one in which its
-    library works on it at the moment; `ordered`: that library gives memory out again behind what is in that stream, and not before."""
-    __slots__ = ("address", "count", "device", "dtype", "ordered", "owner", "shape", "stream")
+    library works on it at the moment; `ordered`: that library gives memory out again behind what is in that stream, and not before. `apart`: None, or how the
+    elements lie that do not lie one after the other: in blocks of so many, each beginning so many after the last."""
+    __slots__ = ("address", "apart", "count", "device", "dtype", "ordered", "owner", "shape", "stream")
 
     def __init__(self, address: int, shape: Any, dtype: Any, owner: Any, device: int = 0, stream: Optional[int] = None, ordered: bool = True) -> None:
         self.address, self.shape, self.dtype, self.owner, self.device, self.stream, self.ordered = address, tuple(shape), dtype, owner, device, stream, ordered
+        self.apart: Optional[Tuple[int, int]] = None
         self.count = 1
         for size in self.shape:
             self.count *= size
@@ -66,6 +70,29 @@ class Buffer:
     @property
     def number(self) -> Any:
         return _NUMBERS[self.dtype]
+
+
+def _blocks(shape: Sequence[int], strides: Sequence[int]) -> Optional[Tuple[int, int]]:
+    """Blocks that have one length and one distance, which is in elements; None where the elements do not lie in such."""
+    runs: List[Tuple[int, int]] = []  # how many, how far from each other; the innermost first, and longer where they go on in the next dimension
+    for size, stride in zip(reversed(shape), reversed(strides)):
+        if runs and stride == runs[-1][0] * runs[-1][1]:
+            runs[-1] = (runs[-1][0] * size, runs[-1][1])
+        elif size != 1:
+            runs.append((size, stride))
+    if len(runs) == 1:
+        runs.insert(0, (1, 1))  # each element is a block
+    if len(runs) != 2 or runs[0][1] != 1 or runs[1][1] < runs[0][0]:
+        return None
+    return runs[0][0], runs[1][1]
+
+
+def _spread(found: Buffer, strides: Sequence[int], apart: bool, text: str) -> Buffer:
+    """A buffer whose elements do not lie one after the other, where that is taken."""
+    found.apart = _blocks(found.shape, strides) if apart else None
+    if found.apart is None:
+        raise ValueError(text if not apart else f"{text}; and its elements do not lie in blocks of one length and one distance")
+    return found
 
 
 class _View(ctypes.Structure):
@@ -112,19 +139,22 @@ def _of_buffer(thing, writable):
     return Buffer(view.buf or 0, shape, _BY_NAME[text], held)
 
 
-def _of_numpy(array, writable):
-    if not array.flags.c_contiguous:
-        raise ValueError(f"tutti: the array of shape {array.shape} is not contiguous; numpy.ascontiguousarray makes a copy that is")
+def _of_numpy(array, writable, apart):
     if writable and not array.flags.writeable:
         raise ValueError("tutti: the array is read-only, and would be written")
     if not array.dtype.isnative:
         raise TypeError(f"tutti: the array's bytes are in the order of other machines ({array.dtype.str}); .astype({array.dtype.name!r}) makes a copy")
     if not isinstance(array, sys.modules["numpy"].ndarray):
         array = sys.modules["numpy"].asarray(array)  # a scalar lies nowhere by itself
-    return Buffer(array.__array_interface__["data"][0], array.shape, dtype_name(array.dtype), array)
+    found = Buffer(array.__array_interface__["data"][0], array.shape, dtype_name(array.dtype), array)
+    if array.flags.c_contiguous:
+        return found
+    whole = not any(stride % array.itemsize for stride in array.strides)  # fields of structures may lie between elements
+    return _spread(found, [stride // array.itemsize for stride in array.strides], apart and whole,
+                   f"tutti: the array of shape {array.shape} is not contiguous; numpy.ascontiguousarray makes a copy that is")
 
 
-def _of_torch(tensor):
+def _of_torch(tensor, apart):
     place = ()
     if tensor.layout is not sys.modules["torch"].strided:
         raise TypeError(f"tutti: the tensor is sparse ({tensor.layout}); .to_dense() makes one that is not")
@@ -132,11 +162,12 @@ def _of_torch(tensor):
         place = _device(tensor.device.index), sys.modules["torch"].cuda.current_stream(tensor.device).cuda_stream or None
     elif not tensor.is_cpu:
         raise TypeError(f"tutti: the tensor is on {tensor.device}; only those of the CPU and of CUDA can be used")
-    if not tensor.is_contiguous():
-        raise ValueError(f"tutti: the tensor of shape {tuple(tensor.shape)} is not contiguous; .contiguous() makes a copy that is")
     if tensor.is_conj() or tensor.is_neg():  # its memory has other values than it shows
         raise ValueError("tutti: the tensor is only noted as conjugate or negative; .resolve_conj().resolve_neg() makes one whose memory has its values")
-    return Buffer(tensor.data_ptr(), tensor.shape, dtype_name(tensor.dtype), tensor, *place)
+    found = Buffer(tensor.data_ptr(), tensor.shape, dtype_name(tensor.dtype), tensor, *place)
+    if tensor.is_contiguous():
+        return found
+    return _spread(found, tensor.stride(), apart, f"tutti: the tensor of shape {tuple(tensor.shape)} is not contiguous; .contiguous() makes a copy that is")
 
 
 # ---- GPUs ----
@@ -247,14 +278,14 @@ def is_jax(thing: Any) -> bool:
     return type(thing).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
-def buffer_of(thing: Any, writable: bool = False) -> Buffer:
-    """Where an object lies. writable: it will be written."""
+def buffer_of(thing: Any, writable: bool = False, apart: bool = False) -> Buffer:
+    """Where an object lies. writable: it will be written. apart: elements of NumPy's and PyTorch's may lie apart, as those of a column do."""
     if isinstance(thing, Buffer):
         return thing
     if is_numpy(thing):
-        return _of_numpy(thing, writable)
+        return _of_numpy(thing, writable, apart)
     if is_torch(thing):
-        return _of_torch(thing)
+        return _of_torch(thing, apart)
     if is_jax(thing):
         if writable:
             raise TypeError("tutti: arrays of JAX never change; give the call another array to write to: out=numpy.empty(...)")
@@ -295,6 +326,26 @@ def new_like(thing: Any, shape: Any, who: Any) -> Any:
     if library == "tutti" and hasattr(thing, "requires_grad"):
         return sys.modules["tutti.tensor"].empty(shape, thing.dtype, device=thing.device)
     raise TypeError(f"{who}: out must be given where the input is no array of NumPy or CuPy and no tensor")
+
+
+def element(value: Any, dtype: str) -> Any:
+    """One element of a type, of its real part where it is complex, as C reads it: from a number, or an array of one element of that type."""
+    dtype = {"c64": "f32", "c128": "f64"}.get(dtype, dtype)
+    if not isinstance(value, numbers.Real):
+        found = host_buffer_of(value)
+        if found.dtype != dtype or found.count != 1:
+            raise TypeError(f"tutti: {found.count} elements of {found.dtype} stand where one of {dtype} is wanted")
+        return ctypes.create_string_buffer(ctypes.string_at(found.address, _SIZES[dtype]), _SIZES[dtype])
+    number = float(value)
+    if dtype in ("f64", "f32", "f16"):
+        data = struct.pack({"f64": "=d", "f32": "=f", "f16": "=e"}[dtype], number)
+    elif dtype == "bf16":
+        bits, = struct.unpack("=I", struct.pack("=f", number))
+        half = 0x7FC0 if number != number else (bits + 0x7FFF + (bits >> 16 & 1)) >> 16  # to the nearest, and of two the even one
+        data = struct.pack("=H", half)
+    else:
+        raise TypeError(f"tutti: {value!r} is not made an element of {dtype}; give an array of one element of that type")
+    return ctypes.create_string_buffer(data, len(data))
 
 
 def numpy_dtype(dtype: Any) -> Any:

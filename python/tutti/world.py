@@ -14,19 +14,45 @@ from . import _interrupt
 from ._arguments import (Unique, device_number, integer as _int, integers as _ints, nanoseconds as _nanoseconds, path_of, release_here as _release_here,
                          shape_of, sizes as _sizes, text as _text, wide_unsigned)
 from ._library import constants, lib, struct
-from .buffers import buffer_of, dtype_bytes, new_like, place, same_place
+from .buffers import buffer_of, dtype_bytes, element, new_like, place, same_place
 from .errors import StateError, check, error_of, status_name
 from .memory import Memory
 from .store import Store
 
 _Call = struct("tutti_call")
 _REDUCTIONS = {name: constants["TUTTI_" + name.upper()] for name in ("sum", "avg", "product", "min", "max", "band", "bor", "bxor")}
+_ALGORITHMS = {name: constants["TUTTI_ALGORITHM_" + name.upper()] for name in ("auto", "inline", "one_shot", "two_shot", "pipelined", "tree")}
+_ORDERS = {name: constants["TUTTI_ORDER_" + name.upper()] for name in ("rank", "any")}
 
 
 def reduction_number(name: Optional[str]) -> int:
-    if name not in _REDUCTIONS:
-        raise ValueError(f"tutti: {name!r} is no reduction; there are {', '.join(_REDUCTIONS)}")
-    return _REDUCTIONS[name]
+    return _one_of(_REDUCTIONS, name, "reduction")
+
+
+def _one_of(known, name, what):
+    if name not in known:
+        raise ValueError(f"tutti: {name!r} is no {what}; there are {', '.join(known)}")
+    return known[name]
+
+
+def _reduction(op, factor, order, dtype):
+    """The number of a reduction of a group's, and what else the call says of it."""
+    given = None if order is None else {"order": _one_of(_ORDERS, order, "order of a reduction")}
+    if factor is None and op != "premul_sum":
+        return reduction_number(op), given
+    if factor is None or op != "premul_sum":
+        raise ValueError(f"tutti: factor belongs to op='premul_sum', which needs one; here are op={op!r} and factor={factor!r}")
+    return constants["TUTTI_PREMUL_SUM"], {"factor": element(factor, dtype), **(given or {})}
+
+
+def _alike(who, source, target):
+    if source.dtype != target.dtype:
+        raise TypeError(f"{who}: the input is {source.dtype} and out is {target.dtype}")
+
+
+def _apart(**buffers):
+    """What a call says of those whose elements lie apart."""
+    return {field: struct("tutti_strided")(block=each.apart[0], stride=each.apart[1]) for field, each in buffers.items() if each.apart is not None}
 
 
 def _lists(lists):
@@ -197,9 +223,28 @@ class _Awaited:
 _awaited = _Awaited()
 
 
+class Received(Unique):
+    """What a receive with status=True has got: the array, and who sent how much of it. Known when the receive is complete: before, and where nobody sent anything,
+    source and tag are None."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self._raw = array, struct("tutti_received")(source=constants["TUTTI_NOBODY"], tag=constants["TUTTI_ANY_TAG"])
+
+    source = property(lambda self: self._raw.source if self._raw.source >= 0 else None, doc="The rank that sent it.")
+    tag = property(lambda self: self._raw.tag if self._raw.tag >= 0 else None, doc="With which tag.")
+    count = property(lambda self: self._raw.count, doc="How many elements came: at most those of the array.")
+
+    def __repr__(self) -> str:
+        return f"<tutti.Received, {self.count} elements from rank {self.source} with tag {self.tag}>"
+
+
 class Group(Unique):
     """Ranks that do something together. Collectives are called by all of them, in the same order. Arrays may be NumPy's, PyTorch's, or anything with the
     buffer protocol or DLPack; they are read and written where they lie. With wait=False a call returns a Work. timeout is in seconds.
+
+    algorithm forces how a call moves its data ("inline", "one_shot", "two_shot", "pipelined", "tree"), executor who runs it ("shm", "cuda" …); ran tells what the
+    last call was run by. order="any" lets a reduction between hosts add in whichever order is quickest; all ranks still get the same bits. All three are the same on
+    all ranks. op="premul_sum" multiplies each rank's array by its own factor first, a number or an array of one element.
 
     Of arrays on a GPU (PyTorch's, CuPy's, tutti.tensor's, with the CUDA plug-in) a call is put into the stream that is current in their library, and returns.
     What goes wrong on the device ends the group: the next call says so, or check, and results that were read before are not valid."""
@@ -279,10 +324,20 @@ class Group(Unique):
 
     # ---- making calls ----
 
-    def _run(self, function, arguments, result, kept, wait, timeout, **fields):
+    def _run(self, function, arguments, result, kept, wait, timeout, algorithm=None, executor=None, given=None):
+        """given: further fields of the call, structs and the like by themselves."""
         if self._handle is None:
             self._open()
-        call = _Call(timeout_ns=_nanoseconds(timeout), **fields)
+        call = _Call(timeout_ns=_nanoseconds(timeout))
+        if algorithm is not None:
+            call.algorithm = _one_of(_ALGORITHMS, algorithm, "algorithm")
+        if executor is not None:
+            call.executor = _text(executor)
+        if given:
+            for field, value in given.items():
+                setattr(call, field, value if isinstance(value, int) else ctypes.addressof(value))
+        if given or executor is not None:
+            kept = (kept, call, given)
         held = place(call, kept)
         if self._batch is not None:
             call.batch = self._batch._handle
@@ -323,56 +378,67 @@ class Group(Unique):
         source = buffer_of(array)
         out = new_like(array, shape, who) if out is None else out
         target = buffer_of(out, writable=True)
-        if source.dtype != target.dtype:
-            raise TypeError(f"{who}: the input is {source.dtype} and out is {target.dtype}")
+        _alike(who, source, target)
         return source, target, out
 
     def _length(self, who, target, count):
         if target.count != count:
             raise ValueError(f"{who}: out has {target.count} elements and needs {count}")
 
-    def barrier(self, wait: bool = True, timeout: Optional[float] = None) -> Any:
+    def barrier(self, wait: bool = True, timeout: Optional[float] = None, *, algorithm: Optional[str] = None,
+                executor: Optional[str] = None) -> Any:
         """Returns when all ranks have called it."""
-        return self._run(lib.tutti_barrier, (), None, None, wait, timeout)
+        return self._run(lib.tutti_barrier, (), None, None, wait, timeout, algorithm, executor)
 
-    def all_reduce(self, array: Any, op: str = "sum", out: Any = None, wait: bool = True, timeout: Optional[float] = None) -> Any:
-        """The sum (or avg, product, min, max, band, bor, bxor) over all ranks, in place or into out, which is returned. Added in the order of the ranks:
+    def all_reduce(self, array: Any, op: str = "sum", out: Any = None, wait: bool = True, timeout: Optional[float] = None, *,
+                   order: Optional[str] = None, factor: Any = None, algorithm: Optional[str] = None, executor: Optional[str] = None) -> Any:
+        """The sum (or avg, product, min, max, band, bor, bxor, premul_sum) over all ranks, in place or into out, which is returned. Added in the order of the ranks:
         the same bits on every rank, every time."""
         out = array if out is None else out
         source, target, out = self._pair("all_reduce", array, out, None)
         self._length("all_reduce", target, source.count)
-        return self._run(lib.tutti_all_reduce, (source.address, target.address, source.count, source.number, reduction_number(op)), out, (source, target), wait, timeout)
+        number, given = _reduction(op, factor, order, source.dtype)
+        return self._run(lib.tutti_all_reduce, (source.address, target.address, source.count, source.number, number), out, (source, target),
+                         wait, timeout, algorithm, executor, given)
 
-    def reduce(self, array: Any, root: int = 0, op: str = "sum", out: Any = None, wait: bool = True, timeout: Optional[float] = None) -> Any:
+    def reduce(self, array: Any, root: int = 0, op: str = "sum", out: Any = None, wait: bool = True, timeout: Optional[float] = None, *,
+               order: Optional[str] = None, factor: Any = None, algorithm: Optional[str] = None, executor: Optional[str] = None) -> Any:
         """all_reduce whose result the root alone gets; elsewhere out is not touched."""
         out = array if out is None else out
         source, target, out = self._pair("reduce", array, out, None)
         self._length("reduce", target, source.count)
-        return self._run(lib.tutti_reduce, (source.address, target.address, source.count, source.number, reduction_number(op), _int(root)), out, (source, target), wait,
-                         timeout)
+        number, given = _reduction(op, factor, order, source.dtype)
+        return self._run(lib.tutti_reduce, (source.address, target.address, source.count, source.number, number, _int(root)), out, (source, target),
+                         wait, timeout, algorithm, executor, given)
 
-    def broadcast(self, array: Any, root: int = 0, wait: bool = True, timeout: Optional[float] = None) -> Any:
+    def broadcast(self, array: Any, root: int = 0, wait: bool = True, timeout: Optional[float] = None, *, algorithm: Optional[str] = None,
+                  executor: Optional[str] = None) -> Any:
         """The root's array, in everybody's."""
         target = buffer_of(array, writable=True)
-        return self._run(lib.tutti_broadcast, (target.address, target.address, target.count, target.number, _int(root)), array, target, wait, timeout)
+        return self._run(lib.tutti_broadcast, (target.address, target.address, target.count, target.number, _int(root)), array, target,
+                         wait, timeout, algorithm, executor)
 
-    def all_gather(self, array: Any, out: Any = None, wait: bool = True, timeout: Optional[float] = None) -> Any:
+    def all_gather(self, array: Any, out: Any = None, wait: bool = True, timeout: Optional[float] = None, *, algorithm: Optional[str] = None,
+                   executor: Optional[str] = None) -> Any:
         """The arrays of all ranks, one after the other: shape (size, *shape) where out is not given."""
         source = buffer_of(array)
         source, target, out = self._pair("all_gather", array, out, (self.size, *source.shape))
         self._length("all_gather", target, source.count * self.size)
-        return self._run(lib.tutti_all_gather, (source.address, target.address, source.count, source.number), out, (source, target), wait, timeout)
+        return self._run(lib.tutti_all_gather, (source.address, target.address, source.count, source.number), out, (source, target), wait, timeout, algorithm, executor)
 
-    def all_gather_v(self, array: Any, counts: Sequence[int], out: Any, wait: bool = True, timeout: Optional[float] = None) -> Any:
+    def all_gather_v(self, array: Any, counts: Sequence[int], out: Any, wait: bool = True, timeout: Optional[float] = None, *, algorithm: Optional[str] = None,
+                     executor: Optional[str] = None) -> Any:
         """all_gather of arrays of counts[rank] elements, one after the other in out."""
         source, target, out = self._pair("all_gather_v", array, out, None)
         if len(counts) != self.size or counts[self.rank] != source.count:
             raise ValueError(f"all_gather_v: counts are {list(counts)}, for {self.size} ranks and {source.count} elements of rank {self.rank}")
         self._length("all_gather_v", target, sum(counts))
         kept = _sizes(counts)
-        return self._run(lib.tutti_all_gather_v, (source.address, target.address, kept, None, source.number), out, (source, target, kept), wait, timeout)
+        return self._run(lib.tutti_all_gather_v, (source.address, target.address, kept, None, source.number), out, (source, target, kept),
+                         wait, timeout, algorithm, executor)
 
-    def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, wait: bool = True, timeout: Optional[float] = None) -> Any:
+    def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, wait: bool = True, timeout: Optional[float] = None, *,
+                       order: Optional[str] = None, factor: Any = None, algorithm: Optional[str] = None, executor: Optional[str] = None) -> Any:
         """This rank's part of the sum: the first dimension is cut by the number of ranks."""
         source = buffer_of(array)
         if source.count % self.size:
@@ -381,10 +447,12 @@ class Group(Unique):
         shape = (first // self.size, *source.shape[1:]) if first % self.size == 0 else (source.count // self.size,)
         source, target, out = self._pair("reduce_scatter", array, out, shape)
         self._length("reduce_scatter", target, source.count // self.size)
-        return self._run(lib.tutti_reduce_scatter, (source.address, target.address, target.count, source.number, reduction_number(op)), out, (source, target), wait,
-                         timeout)
+        number, given = _reduction(op, factor, order, source.dtype)
+        return self._run(lib.tutti_reduce_scatter, (source.address, target.address, target.count, source.number, number), out, (source, target),
+                         wait, timeout, algorithm, executor, given)
 
-    def reduce_scatter_v(self, array: Any, counts: Sequence[int], op: str = "sum", out: Any = None, wait: bool = True, timeout: Optional[float] = None) -> Any:
+    def reduce_scatter_v(self, array: Any, counts: Sequence[int], op: str = "sum", out: Any = None, wait: bool = True, timeout: Optional[float] = None, *,
+                         order: Optional[str] = None, factor: Any = None, algorithm: Optional[str] = None, executor: Optional[str] = None) -> Any:
         """reduce_scatter in parts of counts[rank] elements, one after the other in the array."""
         if len(counts) != self.size:
             raise ValueError(f"reduce_scatter_v: counts are {list(counts)}, for {self.size} ranks")
@@ -393,37 +461,44 @@ class Group(Unique):
         if source.count != sum(counts):
             raise ValueError(f"reduce_scatter_v: counts are {list(counts)}, and the array has {source.count} elements")
         kept = _sizes(counts)
-        return self._run(lib.tutti_reduce_scatter_v, (source.address, target.address, kept, source.number, reduction_number(op)), out, (source, target, kept), wait,
-                         timeout)
+        number, given = _reduction(op, factor, order, source.dtype)
+        return self._run(lib.tutti_reduce_scatter_v, (source.address, target.address, kept, source.number, number), out, (source, target, kept),
+                         wait, timeout, algorithm, executor, given)
 
-    def gather(self, array: Any, root: int = 0, out: Any = None, wait: bool = True, timeout: Optional[float] = None) -> Any:
+    def gather(self, array: Any, root: int = 0, out: Any = None, wait: bool = True, timeout: Optional[float] = None, *, algorithm: Optional[str] = None,
+               executor: Optional[str] = None) -> Any:
         """all_gather whose result the root alone gets; None elsewhere."""
         source = buffer_of(array)
         if self.rank != root:
-            return self._run(lib.tutti_gather, (source.address, None, source.count, source.number, _int(root)), None, source, wait, timeout)
+            return self._run(lib.tutti_gather, (source.address, None, source.count, source.number, _int(root)), None, source, wait, timeout, algorithm, executor)
         source, target, out = self._pair("gather", array, out, (self.size, *source.shape))
         self._length("gather", target, source.count * self.size)
-        return self._run(lib.tutti_gather, (source.address, target.address, source.count, source.number, _int(root)), out, (source, target), wait, timeout)
+        return self._run(lib.tutti_gather, (source.address, target.address, source.count, source.number, _int(root)), out, (source, target),
+                         wait, timeout, algorithm, executor)
 
-    def scatter(self, array: Any, out: Any, root: int = 0, wait: bool = True, timeout: Optional[float] = None) -> Any:
+    def scatter(self, array: Any, out: Any, root: int = 0, wait: bool = True, timeout: Optional[float] = None, *, algorithm: Optional[str] = None,
+                executor: Optional[str] = None) -> Any:
         """Parts of the root's array, one to each rank's out; elsewhere array is None."""
         target = buffer_of(out, writable=True)
         source = buffer_of(array) if self.rank == root else None
         if source is not None and (source.count != target.count * self.size or source.dtype != target.dtype):
             raise ValueError(f"scatter: {source.count} elements of {source.dtype} cannot be cut into {self.size} parts of {target.count} {target.dtype}")
-        return self._run(lib.tutti_scatter, (source.address if source else None, target.address, target.count, target.number, _int(root)), out, (source, target), wait,
-                         timeout)
+        return self._run(lib.tutti_scatter, (source.address if source else None, target.address, target.count, target.number, _int(root)), out, (source, target),
+                         wait, timeout, algorithm, executor)
 
-    def all_to_all(self, array: Any, out: Any = None, wait: bool = True, timeout: Optional[float] = None) -> Any:
+    def all_to_all(self, array: Any, out: Any = None, wait: bool = True, timeout: Optional[float] = None, *, algorithm: Optional[str] = None,
+                   executor: Optional[str] = None) -> Any:
         """Part r of the array goes to rank r; out has what came, in the order of the ranks."""
         source = buffer_of(array)
         source, target, out = self._pair("all_to_all", array, out, source.shape)
         if source.count % self.size:
             raise ValueError(f"all_to_all: {source.count} elements cannot be cut into {self.size} parts")
         self._length("all_to_all", target, source.count)
-        return self._run(lib.tutti_all_to_all, (source.address, target.address, source.count // self.size, source.number), out, (source, target), wait, timeout)
+        return self._run(lib.tutti_all_to_all, (source.address, target.address, source.count // self.size, source.number), out, (source, target),
+                         wait, timeout, algorithm, executor)
 
-    def all_to_all_v(self, array: Any, counts: Sequence[int], out: Any, out_counts: Sequence[int], wait: bool = True, timeout: Optional[float] = None) -> Any:
+    def all_to_all_v(self, array: Any, counts: Sequence[int], out: Any, out_counts: Sequence[int], wait: bool = True, timeout: Optional[float] = None, *, algorithm: Optional[str] = None,
+                     executor: Optional[str] = None) -> Any:
         """all_to_all of parts of different lengths: counts[r] elements go to rank r, out_counts[r] come from it, one after the other."""
         source, target, out = self._pair("all_to_all_v", array, out, None)
         self._length("all_to_all_v", target, sum(out_counts))
@@ -431,9 +506,10 @@ class Group(Unique):
             raise ValueError(f"all_to_all_v: counts are {list(counts)} and {list(out_counts)}, for {self.size} ranks and {source.count} elements")
         sent, received = _sizes(counts), _sizes(out_counts)
         return self._run(lib.tutti_all_to_all_v, (source.address, sent, None, target.address, received, None, source.number), out,
-                         (source, target, sent, received), wait, timeout)
+                         (source, target, sent, received), wait, timeout, algorithm, executor)
 
-    def permute(self, array: Any, to: Sequence[int], out: Any = None, wait: bool = True, timeout: Optional[float] = None) -> Any:
+    def permute(self, array: Any, to: Sequence[int], out: Any = None, wait: bool = True, timeout: Optional[float] = None, *, algorithm: Optional[str] = None,
+                executor: Optional[str] = None) -> Any:
         """The array goes to rank to[rank]; out has what came."""
         source = buffer_of(array)
         source, target, out = self._pair("permute", array, out, source.shape)
@@ -441,25 +517,40 @@ class Group(Unique):
         if len(to) != self.size:
             raise ValueError(f"permute: to has {len(to)} entries, and there are {self.size} ranks")
         kept = _ints(to)
-        return self._run(lib.tutti_permute, (source.address, target.address, source.count, source.number, kept), out, (source, target, kept), wait, timeout)
+        return self._run(lib.tutti_permute, (source.address, target.address, source.count, source.number, kept), out, (source, target, kept),
+                         wait, timeout, algorithm, executor)
 
-    def send(self, array: Any, to: int, tag: Optional[int] = 0, wait: bool = True, timeout: Optional[float] = None) -> Any:
-        """To one rank, which receives it."""
-        source = buffer_of(array)
-        return self._run(lib.tutti_send, (source.address, source.count, source.number, _int(to), _int(tag)), None, source, wait, timeout)
+    def send(self, array: Any, to: int, tag: Optional[int] = 0, wait: bool = True, timeout: Optional[float] = None, *, executor: Optional[str] = None) -> Any:
+        """To one rank, which receives it. A column, or some columns, of an array of NumPy's or PyTorch's go from where they lie."""
+        source = buffer_of(array, apart=True)
+        return self._run(lib.tutti_send, (source.address, source.count, source.number, _int(to), _int(tag)), None, source, wait, timeout, None, executor,
+                         _apart(strided_in=source))
 
-    def recv(self, array: Any, source: Optional[int] = None, tag: Optional[int] = None, wait: bool = True, timeout: Optional[float] = None) -> Any:
-        """From one rank (None: any), with that tag (None: any), into the array, which is returned."""
-        target = buffer_of(array, writable=True)
+    def recv(self, array: Any, source: Optional[int] = None, tag: Optional[int] = None, wait: bool = True, timeout: Optional[float] = None, *, status: bool = False,
+             executor: Optional[str] = None) -> Any:
+        """From one rank (None: any), with that tag (None: any), into the array, which is returned; with status a Received, which tells who sent how much. Columns are
+        taken as send does, whatever lay how on the other side."""
+        target = buffer_of(array, writable=True, apart=True)
+        given, result = _apart(strided_out=target), array
+        if status:
+            result = Received(array)
+            given["received"] = result._raw
         return self._run(lib.tutti_recv, (target.address, target.count, target.number, constants["TUTTI_ANY_SOURCE"] if source is None else _int(source),
-                                          constants["TUTTI_ANY_TAG"] if tag is None else _int(tag)), array, target, wait, timeout)
+                                          constants["TUTTI_ANY_TAG"] if tag is None else _int(tag)), result, target, wait, timeout, None, executor, given)
 
-    def send_recv(self, array: Any, to: Optional[int], out: Any, source: Optional[int], tag: int = 0, wait: bool = True, timeout: Optional[float] = None) -> Any:
-        """A send and a receive side by side, so that ranks which all call it wait for nobody in a circle. None is nobody: nothing goes, or nothing comes."""
-        sent, target, out = self._pair("send_recv", array, out, None)
-        nobody = constants["TUTTI_NOBODY"]
+    def send_recv(self, array: Any, to: Optional[int], out: Any, source: Optional[int], tag: int = 0, wait: bool = True, timeout: Optional[float] = None, *,
+                  status: bool = False, executor: Optional[str] = None) -> Any:
+        """A send and a receive side by side, so that ranks which all call it wait for nobody in a circle. None is nobody: nothing goes, or nothing comes. status and
+        columns as those of recv."""
+        sent, target = buffer_of(array, apart=True), buffer_of(out, writable=True, apart=True)
+        _alike("send_recv", sent, target)
+        nobody, given, result = constants["TUTTI_NOBODY"], _apart(strided_in=sent, strided_out=target), out
+        if status:
+            result = Received(out)
+            given["received"] = result._raw
         return self._run(lib.tutti_send_recv, (sent.address, sent.count, nobody if to is None else _int(to), target.address, target.count,
-                                               nobody if source is None else _int(source), sent.number, _int(tag)), out, (sent, target), wait, timeout)
+                                               nobody if source is None else _int(source), sent.number, _int(tag)), result, (sent, target), wait, timeout, None, executor,
+                         given)
 
     def prepare(self, timeout: Optional[float] = None) -> None:
         """Sets up what the first collective would, so that later calls need no memory. All ranks call it."""

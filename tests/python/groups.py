@@ -328,9 +328,79 @@ def of_records(world):
     assert world.name and isinstance(world.address, str) and tutti.clock() <= tutti.clock()
 
 
+def of_calls(world):
+    """What a call can be told besides its arrays."""
+    group, rank, size = world.group, world.rank, world.size
+    for algorithm in ("inline", "one_shot", "two_shot"):
+        assert list(group.all_reduce(array.array("i", [rank]), algorithm=algorithm, executor="shm")) == [sum(range(size))]
+        assert group.ran()["algorithm"] == algorithm and group.ran()["executor"] == "shm"
+    group.barrier(algorithm="tree", executor="shm")
+    assert group.ran()["algorithm"] == "tree"
+    x, whole = array.array("i", range(rank, rank + 2 * size)), array.array("i", [0] * 2 * size)
+    part, counts, to = array.array("i", [0, 0]), [2] * size, [(each + 1) % size for each in range(size)]
+    for call in (lambda **how: group.broadcast(part, **how), lambda **how: group.all_gather(part, whole, **how), lambda **how: group.all_gather_v(part, counts, whole, **how),
+                 lambda **how: group.reduce(x, **how), lambda **how: group.reduce_scatter(x, out=part, **how), lambda **how: group.reduce_scatter_v(x, counts, out=part, **how),
+                 lambda **how: group.gather(part, out=whole, **how), lambda **how: group.scatter(x, part, **how), lambda **how: group.all_to_all(x, whole, **how),
+                 lambda **how: group.all_to_all_v(x, counts, whole, counts, **how), lambda **how: group.permute(x, to, out=whole, **how)):
+        call(algorithm="one_shot", executor="shm")
+        assert group.ran()["algorithm"] == "one_shot", group.ran()
+        group.barrier()
+        assert "no algorithm" in str(raises(ValueError, call, algorithm="quick"))
+        assert "shm" in str(raises(tutti.Error, call, executor="none such"))  # lists those that are there
+    raises(tutti.Error, group.broadcast, x, algorithm="two_shot")  # which it does not have
+    assert list(group.all_reduce(array.array("f", [rank]), order="any", wait=False).wait()) == [sum(range(size))]
+    assert "rank, any" in str(raises(ValueError, group.all_reduce, x, order="none"))
+    wanted = sum(3 * (each + 1) for each in range(size)) / 2
+    for kind in "fd":
+        factor = (rank + 1) / 2
+        assert list(group.all_reduce(array.array(kind, [3]), "premul_sum", factor=factor)) == [wanted]
+        assert list(group.reduce_scatter(array.array(kind, [3] * size), "premul_sum", out=array.array(kind, [0]), factor=array.array(kind, [factor]))) == [wanted]
+        with group.batch():
+            first, second = array.array(kind, [3]), array.array(kind, [3] * size)
+            group.reduce(first, 1, "premul_sum", factor=factor)
+            group.reduce_scatter_v(second, [1] * size, "premul_sum", array.array(kind, [0]), factor=factor)
+        assert rank != 1 or list(first) == [wanted]
+    assert "needs one" in str(raises(ValueError, group.all_reduce, array.array("f", [1]), "premul_sum"))
+    assert "premul_sum" in str(raises(ValueError, group.all_reduce, array.array("f", [1]), factor=2))
+    raises(TypeError, group.all_reduce, array.array("f", [1]), "premul_sum", factor=array.array("d", [1]))
+    raises(TypeError, group.all_reduce, array.array("i", [1]), "premul_sum", factor=2)
+    raises(OverflowError, group.all_reduce, array.array("f", [1]), "premul_sum", factor=1e60)
+    group.barrier()
+
+
+def of_received(world):
+    """Who sent how much, where the receive left that open."""
+    group, rank, size = world.group, world.rank, world.size
+    if rank > 0:
+        group.send(array.array("i", [rank] * rank), to=0, tag=10 + rank, executor="shm")
+    else:
+        got = [group.recv(array.array("i", [0] * size), status=True, executor="shm") for _ in range(size - 1)]
+        assert sorted((each.source, each.tag, each.count) for each in got) == [(each, 10 + each, each) for each in range(1, size)]
+        assert all(list(each.array[:each.count]) == [each.source] * each.count for each in got) and "from rank" in repr(got[0])
+    group.barrier()
+    after, before = (rank + 1) % size, (rank - 1) % size
+    found = group.send_recv(array.array("i", [rank]), after, array.array("i", [0, 0]), before, tag=4, status=True)
+    assert (found.source, found.tag, found.count, found.array[0]) == (before, 4, 1, before)
+    found = group.send_recv(array.array("i", [rank]), None, array.array("i", [0]), None, status=True)
+    assert (found.source, found.tag, found.count) == (None, None, 0)
+    work = group.recv(array.array("i", [0]), tag=5, status=True, wait=False)
+    assert work.result.source is None
+    group.barrier()
+    group.send(array.array("i", [rank]), to=after, tag=5)
+    found = work.wait()
+    assert type(found) is tutti.Received and (found.source, found.tag, found.count) == (before, 5, 1)
+    with group.batch():
+        group.send(array.array("i", [rank]), to=after, tag=6)
+        found = group.recv(array.array("i", [0]), status=True)
+        assert found.source is None
+    assert (found.source, found.tag, found.array[0]) == (before, 6, before)
+
+
 def together():
     with tutti.World() as world:
         of_groups(world)
+        of_calls(world)
+        of_received(world)
         of_meshes(world)
         of_peers(world)
         of_records(world)

@@ -133,9 +133,42 @@ def symmetric():
     assert (own[0] == sum(range(size))).all()  # memory outlives the world
 
 
+def columns(group):
+    """Elements that lie apart go by send and receive from where they lie to where they belong."""
+    matrix, before = numpy.arange(24.0).reshape(4, 6) + 100 * group.rank, 100 * (1 - group.rank)
+    theirs = numpy.arange(24.0).reshape(4, 6) + before
+    for part in ((slice(None), 0), (slice(None), slice(1, 3)), (slice(None, None, 2),), (slice(None), slice(None, None, 3)), (slice(1, 3),)):
+        out = numpy.zeros((4, 6))
+        wanted = numpy.zeros((4, 6))
+        wanted[part] = theirs[part]
+        assert group.send_recv(matrix[part], 1 - group.rank, out[part], 1 - group.rank).shape == out[part].shape and (out == wanted).all(), part
+        if group.rank == 0:
+            group.send(matrix[part], to=1)
+            assert (group.recv(numpy.empty(matrix[part].shape), source=1) == theirs[part]).all()  # one after the other here, and apart there
+        else:
+            out[:] = 0
+            work = group.recv(out[part], source=0, wait=False, status=True)
+            assert work.wait().count == out[part].size and (out == wanted).all()
+            group.send(matrix[part], to=0)
+    for strange in (matrix[::-1], matrix[:, ::-1], matrix.T, matrix[::2, ::2], numpy.broadcast_to(matrix[0], (3, 6)), numpy.zeros(4, [("a", "i4"), ("b", "i1")])["a"]):
+        assert "not contiguous" in str(raises(ValueError, group.send, strange, 1 - group.rank)), strange.strides
+    raises(ValueError, group.all_reduce, matrix[:, 0])  # which takes no columns
+
+
+def factors(group):
+    """premul_sum of types that only NumPy has, and factors that are its numbers."""
+    for name in ("f8", "f4", "f2", "c8", "c16"):
+        real = numpy.zeros(1, name).real.dtype
+        for factor in (group.rank + 0.5, real.type(group.rank + 0.5), numpy.full(1, group.rank + 0.5, real)):
+            assert group.all_reduce(numpy.full(3, 4, name), "premul_sum", factor=factor).tolist() == [8] * 3, (name, factor)
+    raises(OverflowError, group.all_reduce, numpy.ones(1, "f2"), "premul_sum", factor=1e6)
+
+
 def numpy_arrays():
     with tutti.World() as world:
         group = world.group
+        columns(group)
+        factors(group)
         for name in ("f8", "f4", "f2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "c8", "c16"):
             x = numpy.full((2, 2), world.rank + 1, name)
             assert (group.all_reduce(x) == 3).all(), name

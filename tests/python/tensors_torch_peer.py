@@ -107,5 +107,23 @@ def collectives_refuse_tensors_whose_memory_says_something_else():
         assert world.group.all_gather(values.conj().resolve_conj())[0].tolist() == [1 - 2j, 3 + 1j]
 
 
+def messages_take_columns_and_reductions_take_factors():
+    with tutti.World() as world:
+        group, matrix, out = world.group, torch.arange(12.0).view(3, 4), torch.zeros(3, 4)
+        for part in ((slice(None), 1), (slice(None), slice(1, 3)), (slice(None, None, 2),)):
+            work = group.recv(out[part], source=0, wait=False)
+            group.send(matrix[part], to=0)
+            work.wait()
+            assert torch.equal(out[part], matrix[part]) and out.count_nonzero() == matrix[part].count_nonzero(), part
+            out.zero_()
+        assert "not contiguous" in str(raises(ValueError, group.send, matrix.t(), 0))
+        for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.complex64):
+            real = torch.empty(0, dtype=dtype).real.dtype if dtype.is_complex else dtype
+            for factor in (1.5, torch.tensor(1.5, dtype=real)):
+                assert group.all_reduce(torch.full((3,), 2, dtype=dtype), "premul_sum", factor=factor).tolist() == [3] * 3, dtype
+        raises(TypeError, group.all_reduce, torch.ones(2, dtype=torch.float64), "premul_sum", factor=torch.tensor(1.5))
+
+
 if __name__ == "__main__":
-    run((both_ways, a_gpt_trains_alike, collectives_refuse_tensors_whose_memory_says_something_else))
+    run((both_ways, a_gpt_trains_alike, collectives_refuse_tensors_whose_memory_says_something_else,
+         messages_take_columns_and_reductions_take_factors))

@@ -35,6 +35,8 @@ def main() -> None:
         optim.AdamW(net, learning_rate=1e-3).step()
         names: List[str] = [name for name, parameter in net.named_parameters()]
         world.group.send(b"a", to=0, tag=shape)
+        received = world.group.recv(bytearray(1), source=0, status=True, executor="shm")
+        world.group.all_reduce(x, "premul_sum", factor=0.5, order="any", algorithm="one_shot")
         total: int = world.store.add("n") if world.store is not None else 0
         with tutti.CompiledBackward() as compiled, tutti.data.Progress(steps=total) as progress:
             z.sum().backward()
