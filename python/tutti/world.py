@@ -50,7 +50,7 @@ def _alike(who, source, target):
         raise TypeError(f"{who}: the input is {source.dtype} and out is {target.dtype}")
 
 
-def _apart(**buffers):
+def _strided(**buffers):
     """What a call says of those whose elements lie apart."""
     return {field: struct("tutti_strided")(block=each.apart[0], stride=each.apart[1]) for field, each in buffers.items() if each.apart is not None}
 
@@ -524,14 +524,14 @@ class Group(Unique):
         """To one rank, which receives it. A column, or some columns, of an array of NumPy's or PyTorch's go from where they lie."""
         source = buffer_of(array, apart=True)
         return self._run(lib.tutti_send, (source.address, source.count, source.number, _int(to), _int(tag)), None, source, wait, timeout, None, executor,
-                         _apart(strided_in=source))
+                         None if source.apart is None else _strided(strided_in=source))
 
     def recv(self, array: Any, source: Optional[int] = None, tag: Optional[int] = None, wait: bool = True, timeout: Optional[float] = None, *, status: bool = False,
              executor: Optional[str] = None) -> Any:
         """From one rank (None: any), with that tag (None: any), into the array, which is returned; with status a Received, which tells who sent how much. Columns are
         taken as send does, whatever lay how on the other side."""
         target = buffer_of(array, writable=True, apart=True)
-        given, result = _apart(strided_out=target), array
+        given, result = {} if target.apart is None else _strided(strided_out=target), array
         if status:
             result = Received(array)
             given["received"] = result._raw
@@ -544,7 +544,7 @@ class Group(Unique):
         columns as those of recv."""
         sent, target = buffer_of(array, apart=True), buffer_of(out, writable=True, apart=True)
         _alike("send_recv", sent, target)
-        nobody, given, result = constants["TUTTI_NOBODY"], _apart(strided_in=sent, strided_out=target), out
+        nobody, given, result = constants["TUTTI_NOBODY"], _strided(strided_in=sent, strided_out=target), out
         if status:
             result = Received(out)
             given["received"] = result._raw
