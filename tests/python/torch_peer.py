@@ -72,6 +72,49 @@ def reductions(rank, size, gloo):
     same(ours, theirs)
 
 
+def premultiplied(rank, size, gloo):
+    """PREMUL_SUM: each rank's tensor times its own factor, a number or a tensor of one, and then the sum."""
+    def factor(other, shape=()):
+        return torch.full(shape, 0.5 + other)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64):
+        def given(other, shape, dtype=dtype):
+            real = data(other, (*shape, 2), torch.float32)
+            return torch.view_as_complex(real) if dtype.is_complex else real[..., 0].to(dtype)
+
+        def summed(shape):
+            wide = torch.complex128 if dtype.is_complex else torch.float64
+            return sum(given(other, shape).to(wide) * (0.5 + other) for other in range(size)).to(dtype)
+
+        for op in (dist._make_nccl_premul_sum(0.5 + rank), dist._make_nccl_premul_sum(factor(rank)), dist._make_nccl_premul_sum(factor(rank, (1,)).double())):
+            close = {"rtol": 0.05, "atol": 0.05} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+            dist.all_reduce(tensor := given(rank, (5, 3)), op)
+            torch.testing.assert_close(tensor, summed((5, 3)), **close)
+            dist.all_reduce(tensor := given(rank, (5, 3)).t(), op, async_op=True).wait()
+            torch.testing.assert_close(tensor, summed((5, 3)).t(), **close)
+            dist.reduce(tensor := given(rank, (4,)), 1, op)
+            if rank == 1:
+                torch.testing.assert_close(tensor, summed((4,)), **close)
+            wanted = summed((size * 2,)).chunk(size)[rank]
+            dist.reduce_scatter_tensor(part := torch.empty_like(wanted), given(rank, (size * 2,)), op)
+            torch.testing.assert_close(part, wanted, **close)
+            dist.reduce_scatter(part := torch.empty_like(wanted), list(given(rank, (size * 2,)).chunk(size)), op)
+            torch.testing.assert_close(part, wanted, **close)
+            several, parts = [given(rank, (3,)), given(rank, (size * 2,))], [torch.empty_like(wanted) for _ in range(2)]
+            dist.all_reduce_coalesced(several, op)
+            for tensor in several:
+                torch.testing.assert_close(tensor, summed(tensor.shape), **close)
+            with dist.distributed_c10d._coalescing_manager():
+                for part in parts:
+                    dist.reduce_scatter_tensor(part, given(rank, (size * 2,)), op)
+            for part in parts:
+                torch.testing.assert_close(part, wanted, **close)
+    for dtype in (torch.int32, torch.bool):
+        error = raises(dist.DistBackendError, dist.all_reduce, torch.ones(2).to(dtype), dist._make_nccl_premul_sum(2.0))
+        assert error.status == "TYPE" and "premul_sum is not defined" in str(error), error
+    text = str(raises(ValueError, dist.all_reduce, torch.ones(2), dist._make_nccl_premul_sum(torch.tensor(2j))))
+    assert "real number" in text, text
+
+
 def moves(rank, size, gloo):
     for dtype in (torch.float32, torch.bool, torch.int64, torch.bfloat16, torch.uint8):
         for group in (None, gloo):
@@ -574,8 +617,6 @@ def splits_that_are_data(rank, size, name, symm_mem):
 def errors(rank, size, gloo):
     text = str(raises(TypeError, dist.all_reduce, torch.eye(2).to_sparse()))
     assert "sparse" in text and "to_dense" in text, text
-    text = str(raises(ValueError, dist.all_reduce, torch.ones(2), op=dist._make_nccl_premul_sum(2.0)))
-    assert "has no reduction" in text and "PREMUL_SUM" in text, text
     raises(ValueError, dist.all_gather_into_tensor, torch.empty(3), torch.empty(2))
     raises(ValueError, dist.all_to_all_single, torch.empty(size), torch.empty(size), [1] * size, [2] * size)
     raises(ValueError, dist.all_to_all_single, torch.empty(size), torch.empty(size), [-1, 3] + [1] * (size - 2), [1] * size)
@@ -705,5 +746,5 @@ def death(rank, size, gloo):
 
 
 if __name__ == "__main__":
-    run_all([("reductions+moves+messages+works+groups+functional", 2), ("moves+messages+groups+errors", 3), ("symmetric+compiled+interrupts+twice+tcp_store", 2),
+    run_all([("reductions+premultiplied+moves+messages+works+groups+functional", 2), ("premultiplied+moves+messages+groups+errors", 3), ("symmetric+compiled+interrupts+twice+tcp_store", 2),
              ("symmetric", 3), ("death", 3)])

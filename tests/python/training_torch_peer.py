@@ -116,6 +116,23 @@ def modes_of_fully_sharded(rank, size, gloo):
     same(*results)
 
 
+def divided_gradients(rank, size, gloo):
+    """Gradients that are divided by a number of the program's instead of by that of the ranks: PyTorch multiplies them before they meet, which gloo cannot."""
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    for dtype, rtol in ((torch.float32, 1e-5), (torch.bfloat16, 0.05)):
+        found = []
+        for mesh in (init_device_mesh("cpu", (size,)), DeviceMesh.from_group(gloo, "cpu")):
+            model = Network()
+            fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype))
+            if not found:
+                model.set_gradient_divide_factor(3.0)
+            model(data(rank, (6, 8), torch.float32)).square().mean().backward()
+            found.append([parameter.grad.full_tensor() for parameter in model.parameters()])
+        for ours, theirs in zip(*found):
+            torch.testing.assert_close(ours, theirs * size / 3, rtol=rtol, atol=rtol / 100)
+
+
 def sharded_in_copies(rank, size, gloo):
     """Shards in the rows of a mesh, copies in its columns."""
     from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -219,5 +236,5 @@ def tensors_and_meshes(rank, size, gloo):
 
 
 if __name__ == "__main__":
-    run_all([("data_parallel+modes_of_data_parallel+fully_sharded+modes_of_fully_sharded+tensors_and_meshes+checkpoints+sharded_optimizer+pipelines", 2),
-             ("data_parallel+tensors_and_meshes+modes_of_data_parallel+sharded_in_copies+pipelines", 4)])
+    run_all([("data_parallel+modes_of_data_parallel+fully_sharded+modes_of_fully_sharded+divided_gradients+tensors_and_meshes+checkpoints+sharded_optimizer+pipelines", 2),
+             ("data_parallel+tensors_and_meshes+modes_of_data_parallel+divided_gradients+sharded_in_copies+pipelines", 4)])

@@ -60,9 +60,10 @@ def place(call: Any, tensor: torch.Tensor) -> None:
     call.stream, call.device = _stream(tensor) or None, _FIRST_DEVICE + tensor.device.index
 
 
-def run(group: Any, function: Any, arguments: Any, tensor: torch.Tensor, nanoseconds: int, waits: bool, result: Any, kept: Any, finish: Any) -> Any:
+def run(group: Any, function: Any, arguments: Any, tensor: torch.Tensor, nanoseconds: int, waits: bool, result: Any, kept: Any, finish: Any,
+        factor: Any = None) -> Any:
     """Enqueues an operation. Without async_op it is part of the current stream when this returns."""
-    call = _Call(timeout_ns=nanoseconds)
+    call = _Call(timeout_ns=nanoseconds, factor=factor.data_ptr() if factor is not None else None)
     place(call, tensor)
     handle: Any = None
     if not waits:

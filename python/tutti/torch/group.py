@@ -23,8 +23,9 @@ from .work import Work, completer, not_compiled, raise_error
 _Call = struct("tutti_call")
 _Received = struct("tutti_received")
 _DTYPES = {getattr(torch, aliases[0]): _NUMBERS[name] for name, aliases in _TYPES.items() if hasattr(torch, aliases[0])}
-_REDUCTIONS = {getattr(dist.ReduceOp.RedOpType, name): constants["TUTTI_" + tutti] for name, tutti in
-               (("SUM", "SUM"), ("AVG", "AVG"), ("PRODUCT", "PRODUCT"), ("MIN", "MIN"), ("MAX", "MAX"), ("BAND", "BAND"), ("BOR", "BOR"), ("BXOR", "BXOR"))}
+_REDUCTIONS = {getattr(dist.ReduceOp.RedOpType, name): constants["TUTTI_" + name] for name in
+               ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")}
+_PREMUL_SUM = constants["TUTTI_PREMUL_SUM"]
 
 
 def _refuse_mixture() -> None:
@@ -86,11 +87,21 @@ def _alike(tensors: Sequence[torch.Tensor], who: str) -> int:
     return _number(tensors[0], who)
 
 
-def _reduction(operation: Any, who: str) -> int:
+def _reduction(operation: Any, tensor: torch.Tensor, who: str) -> Any:
+    """The library's number of it, and for PREMUL_SUM the factor: one element of the tensor's type, on the host."""
     number = _REDUCTIONS.get(getattr(operation, "op", operation))
     if number is None:
         raise ValueError(f"tutti: {who} has no reduction {getattr(operation, 'op', operation)}; there are {', '.join(kind.name for kind in _REDUCTIONS)}")
-    return number
+    return number, _factor(operation, tensor, who) if number == _PREMUL_SUM else None
+
+
+def _factor(operation: Any, tensor: torch.Tensor, who: str) -> torch.Tensor:
+    factor = operation.__getstate__()[1]
+    if isinstance(factor, torch.Tensor):
+        if factor.is_complex():
+            raise ValueError(f"tutti: {who}: the factor of PREMUL_SUM is complex, and has to be a real number")
+        factor = factor.item()  # of a GPU's tensor: the host waits for it
+    return torch.tensor([factor], dtype=tensor.dtype.to_real())
 
 
 def _write(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -205,15 +216,17 @@ class ProcessGroup(Member, dist.ProcessGroup):
 
     # ---- running ----
 
-    def _run(self, function: Any, arguments: Any, options: Any, result: Any, kept: Any, finish: Any = None) -> Any:
+    def _run(self, function: Any, arguments: Any, options: Any, result: Any, kept: Any, finish: Any = None, factor: Any = None) -> Any:
         """Runs a collective now and returns None where PyTorch would only wait for it, else starts it."""
         seconds = seconds_of(options.timeout)
         waits = not getattr(options, "asyncOp", True)
         if cuda.here and (tensor := cuda.first(kept, result)) is not None:
             if self._handle is None:
                 destroyed()
-            return cuda.run(self, function, arguments, tensor, _nanoseconds(seconds), waits, result, kept, finish)
-        call = _Call(timeout_ns=_nanoseconds(seconds)) if seconds or not waits else self._plain
+            return cuda.run(self, function, arguments, tensor, _nanoseconds(seconds), waits, result, kept, finish, factor)
+        call = _Call(timeout_ns=_nanoseconds(seconds)) if seconds or not waits or factor is not None else self._plain
+        if factor is not None:
+            call.factor = factor.data_ptr()
         if self._handle is None:
             destroyed()
         if waits:
@@ -248,7 +261,8 @@ class ProcessGroup(Member, dist.ProcessGroup):
         noted = _Call(batch=batch.value)
         if cuda.here and (tensor := cuda.first(kept, result)) is not None:
             cuda.place(noted, tensor)
-        for function, arguments in calls:
+        for function, arguments, factor in calls:
+            noted.factor = factor.data_ptr() if factor is not None else None
             status = function(self._handle, *arguments, ctypes.byref(noted))
             if status:
                 try:
@@ -270,15 +284,17 @@ class ProcessGroup(Member, dist.ProcessGroup):
     def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any = c10d.AllreduceOptions()) -> Any:
         tensor = tensors[0] if len(tensors) == 1 else _one(tensors, "all_reduce")
         number = _number(tensor, "all_reduce")
-        reduction = _reduction(opts.reduceOp, "all_reduce")
+        reduction, factor = _reduction(opts.reduceOp, tensor, "all_reduce")
         target, finish = _writable(tensor)
         address = target.data_ptr()
-        return self._run(lib.tutti_all_reduce, (address, address, target.numel(), number, reduction), opts, tensors, target, finish)
+        return self._run(lib.tutti_all_reduce, (address, address, target.numel(), number, reduction), opts, tensors, target, finish, factor)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = c10d.AllreduceCoalescedOptions()) -> Any:
-        reduction = _reduction(opts.reduceOp, "all_reduce")
         pairs = [_writable(tensor) for tensor in tensors]
-        calls = [(lib.tutti_all_reduce, (target.data_ptr(), target.data_ptr(), target.numel(), _number(target, "all_reduce"), reduction)) for target, _ in pairs]
+        calls = []
+        for target, _ in pairs:
+            number, (reduction, factor) = _number(target, "all_reduce"), _reduction(opts.reduceOp, target, "all_reduce")
+            calls.append((lib.tutti_all_reduce, (target.data_ptr(), target.data_ptr(), target.numel(), number, reduction), factor))
         return self._several(calls, opts, tensors, pairs, [finish for _, finish in pairs])
 
     def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any = c10d.BroadcastOptions()) -> Any:
@@ -291,10 +307,10 @@ class ProcessGroup(Member, dist.ProcessGroup):
     def reduce(self, tensors: Sequence[torch.Tensor], opts: Any = c10d.ReduceOptions()) -> Any:
         tensor = _one(tensors, "reduce")
         number = _number(tensor, "reduce")
+        reduction, factor = _reduction(opts.reduceOp, tensor, "reduce")
         target, finish = _writable(tensor)
         address = target.data_ptr()
-        return self._run(lib.tutti_reduce, (address, address, target.numel(), number, _reduction(opts.reduceOp, "reduce"), opts.rootRank), opts, tensors, target,
-                         finish)
+        return self._run(lib.tutti_reduce, (address, address, target.numel(), number, reduction, opts.rootRank), opts, tensors, target, finish, factor)
 
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = c10d.AllgatherOptions()) -> Any:
         outputs, source = _one(output_tensors, "all_gather"), _dense(_one(input_tensors, "all_gather"))
@@ -320,7 +336,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
         if target.numel() != source.numel() * self._size:
             raise ValueError(f"tutti: all_gather of {source.numel()} elements by {self._size} ranks needs a tensor of {source.numel() * self._size}, "
                              f"and was given one of {target.numel()}")
-        return (lib.tutti_all_gather, (source.data_ptr(), target.data_ptr(), source.numel(), number)), (source, target), finish
+        return (lib.tutti_all_gather, (source.data_ptr(), target.data_ptr(), source.numel(), number), None), (source, target), finish
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = c10d.AllgatherOptions()) -> Any:
         call, kept, finish = self._gather_call(output, input)
@@ -350,22 +366,22 @@ class ProcessGroup(Member, dist.ProcessGroup):
             finishes.append(_copies(flat, [output_lists[rank][i] for rank in range(self._size)]))
         return self._several(calls, opts, [tensor for outputs in output_lists for tensor in outputs], (flats, kept), finishes)
 
-    def _scatter_call(self, output: torch.Tensor, tensor: torch.Tensor, reduction: Any) -> Any:
+    def _scatter_call(self, output: torch.Tensor, tensor: torch.Tensor, operation: Any) -> Any:
         source = _dense(tensor)
         number = _alike([source, output], "reduce_scatter")
+        reduction, factor = _reduction(operation, source, "reduce_scatter")
         target, finish = _writable(output)
         if source.numel() != target.numel() * self._size:
             raise ValueError(f"tutti: reduce_scatter of {source.numel()} elements among {self._size} ranks leaves each {source.numel() / self._size:g}, "
                              f"and the output has {target.numel()}")
-        return (lib.tutti_reduce_scatter, (source.data_ptr(), target.data_ptr(), target.numel(), number, reduction)), (source, target), finish
+        return (lib.tutti_reduce_scatter, (source.data_ptr(), target.data_ptr(), target.numel(), number, reduction), factor), (source, target), finish
 
     def reduce_scatter_single(self, outputTensor: torch.Tensor, inputTensor: torch.Tensor, opts: Any = c10d.ReduceScatterOptions()) -> Any:
-        call, kept, finish = self._scatter_call(outputTensor, inputTensor, _reduction(opts.reduceOp, "reduce_scatter"))
-        return self._run(call[0], call[1], opts, [outputTensor], kept, finish)
+        (function, arguments, factor), kept, finish = self._scatter_call(outputTensor, inputTensor, opts.reduceOp)
+        return self._run(function, arguments, opts, [outputTensor], kept, finish, factor)
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = c10d.ReduceScatterOptions()) -> Any:
-        reduction = _reduction(opts.reduceOp, "reduce_scatter")
-        parts = [self._scatter_call(output, tensor, reduction) for output, tensor in _pairs(outputs, inputs, "reduce_scatter_tensor_coalesced")]
+        parts = [self._scatter_call(output, tensor, opts.reduceOp) for output, tensor in _pairs(outputs, inputs, "reduce_scatter_tensor_coalesced")]
         return self._several([call for call, _, _ in parts], opts, outputs, parts, [finish for _, _, finish in parts])
 
     def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = c10d.ReduceScatterOptions()) -> Any:
@@ -373,7 +389,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
         if len(inputs) != self._size:
             raise ValueError(f"tutti: reduce_scatter wants {self._size} tensors, and was given {len(inputs)}")
         number = _alike([output, *inputs], "reduce_scatter")
-        reduction = _reduction(opts.reduceOp, "reduce_scatter")
+        reduction, factor = _reduction(opts.reduceOp, output, "reduce_scatter")
         counts = [tensor.numel() for tensor in inputs]
         target, finish = _writable(output)
         if counts[self.rank()] != target.numel():
@@ -385,7 +401,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
         else:
             sizes = _sizes(counts)
             call = (lib.tutti_reduce_scatter_v, (flat.data_ptr(), target.data_ptr(), sizes, number, reduction))
-        return self._run(call[0], call[1], opts, output_tensors, (flat, target, sizes), finish)
+        return self._run(call[0], call[1], opts, output_tensors, (flat, target, sizes), finish, factor)
 
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = c10d.GatherOptions()) -> Any:
         source = _dense(_one(input_tensors, "gather"))

@@ -80,19 +80,21 @@ class Backend : public c10d::Backend {
     WorkPointer allreduce(Tensors &tensors, const c10d::AllreduceOptions &options) override {
         const Tensor &tensor = only(tensors, "all_reduce");
         tutti_dtype dtype = number(tensor, "all_reduce");
-        tutti_reduction how = reduction(options.reduceOp, "all_reduce");
+        Reduction how = reduction(options.reduceOp, tensor, "all_reduce");
         auto [target, finish] = writable(tensor);
         void *data = target.data_ptr();
         size_t count = count_of(target);
-        return run([=](tutti_group *group,
-                       tutti_call *call) { return tutti_all_reduce(group, data, data, count, dtype, how, call); },
-                   { c10d::OpType::ALLREDUCE,
-                     "tutti:all_reduce",
-                     options.timeout,
-                     !options.asyncOp,
-                     tensors,
-                     { target },
-                     finish });
+        return run(
+            [=](tutti_group *group, tutti_call *call) {
+                return tutti_all_reduce(group, data, data, count, dtype, how.of(call), call);
+            },
+            { c10d::OpType::ALLREDUCE,
+              "tutti:all_reduce",
+              options.timeout,
+              !options.asyncOp,
+              tensors,
+              { target },
+              finish });
     }
 
     WorkPointer allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &options) override {
@@ -100,16 +102,18 @@ class Backend : public c10d::Backend {
     }
 
     WorkPointer allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &options) override {
-        tutti_reduction how = reduction(options.reduceOp, "all_reduce");
         Several several;
         for (const Tensor &tensor : tensors) {
             tutti_dtype dtype = number(tensor, "all_reduce");
+            Reduction how = reduction(options.reduceOp, tensor, "all_reduce");
             auto [target, finish] = writable(tensor);
             void *data = target.data_ptr();
             size_t count = count_of(target);
-            several.add([=](tutti_group *group,
-                            tutti_call *call) { return tutti_all_reduce(group, data, data, count, dtype, how, call); },
-                        { target }, finish);
+            several.add(
+                [=](tutti_group *group, tutti_call *call) {
+                    return tutti_all_reduce(group, data, data, count, dtype, how.of(call), call);
+                },
+                { target }, finish);
         }
         return run_several(several, "tutti:all_reduce_coalesced", options.timeout, !options.asyncOp, tensors);
     }
@@ -135,14 +139,14 @@ class Backend : public c10d::Backend {
     WorkPointer reduce(Tensors &tensors, const c10d::ReduceOptions &options) override {
         const Tensor &tensor = only(tensors, "reduce");
         tutti_dtype dtype = number(tensor, "reduce");
-        tutti_reduction how = reduction(options.reduceOp, "reduce");
+        Reduction how = reduction(options.reduceOp, tensor, "reduce");
         auto [target, finish] = writable(tensor);
         void *data = target.data_ptr();
         size_t count = count_of(target);
         int root = static_cast<int>(options.rootRank);
         return run(
             [=](tutti_group *group, tutti_call *call) {
-                return tutti_reduce(group, data, data, count, dtype, how, root, call);
+                return tutti_reduce(group, data, data, count, dtype, how.of(call), root, call);
             },
             { c10d::OpType::REDUCE, "tutti:reduce", options.timeout, !options.asyncOp, tensors, { target }, finish });
     }
@@ -225,7 +229,7 @@ class Backend : public c10d::Backend {
     WorkPointer _reduce_scatter_base(Tensor &output, Tensor &input,
                                      const c10d::ReduceScatterOptions &options) override {
         Several one;
-        add_scatter(one, output, input, reduction(options.reduceOp, "reduce_scatter"));
+        add_scatter(one, output, input, options.reduceOp);
         return run(std::move(one.calls[0]), { c10d::OpType::_REDUCE_SCATTER_BASE,
                                               "tutti:_reduce_scatter_base",
                                               options.timeout,
@@ -238,10 +242,9 @@ class Backend : public c10d::Backend {
     WorkPointer reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
                                                 const c10d::ReduceScatterOptions &options) override {
         same_number(outputs, inputs, "reduce_scatter_tensor_coalesced");
-        tutti_reduction how = reduction(options.reduceOp, "reduce_scatter");
         Several several;
         for (size_t i = 0; i < inputs.size(); i++)
-            add_scatter(several, outputs[i], inputs[i], how);
+            add_scatter(several, outputs[i], inputs[i], options.reduceOp);
         return run_several(several, "tutti:reduce_scatter_tensor_coalesced", options.timeout, !options.asyncOp,
                            outputs);
     }
@@ -252,7 +255,7 @@ class Backend : public c10d::Backend {
         TORCH_CHECK_VALUE(inputs.size() == ranks(), "tutti: reduce_scatter wants ", size_, " tensors, and was given ",
                           inputs.size());
         tutti_dtype dtype = alike(output, inputs, "reduce_scatter");
-        tutti_reduction how = reduction(options.reduceOp, "reduce_scatter");
+        Reduction how = reduction(options.reduceOp, output, "reduce_scatter");
         std::vector<size_t> counts = counts_of(inputs);
         auto [target, finish] = writable(output);
         size_t own = counts[static_cast<size_t>(rank_)], wanted = count_of(target);
@@ -264,8 +267,8 @@ class Backend : public c10d::Backend {
         bool even = all_equal(counts);
         return run(
             [=](tutti_group *group, tutti_call *call) {
-                return even ? tutti_reduce_scatter(group, from, to, own, dtype, how, call)
-                            : tutti_reduce_scatter_v(group, from, to, counts.data(), dtype, how, call);
+                return even ? tutti_reduce_scatter(group, from, to, own, dtype, how.of(call), call)
+                            : tutti_reduce_scatter_v(group, from, to, counts.data(), dtype, how.of(call), call);
             },
             { c10d::OpType::REDUCE_SCATTER,
               "tutti:reduce_scatter",
@@ -504,9 +507,10 @@ class Backend : public c10d::Backend {
             { target, source }, finish);
     }
 
-    void add_scatter(Several &several, const Tensor &output, const Tensor &input, tutti_reduction how) {
+    void add_scatter(Several &several, const Tensor &output, const Tensor &input, const c10d::ReduceOp &operation) {
         Tensor source = dense(input);
         tutti_dtype dtype = alike(source, { output }, "reduce_scatter");
+        Reduction how = reduction(operation, source, "reduce_scatter");
         auto [target, finish] = writable(output);
         TORCH_CHECK_VALUE(source.numel() == target.numel() * size_, "tutti: reduce_scatter of ", source.numel(),
                           " elements among ", size_, " ranks leaves each ", static_cast<double>(source.numel()) / size_,
@@ -514,9 +518,11 @@ class Backend : public c10d::Backend {
         const void *from = source.const_data_ptr();
         void *to = target.data_ptr();
         size_t count = count_of(target);
-        several.add([=](tutti_group *group,
-                        tutti_call *call) { return tutti_reduce_scatter(group, from, to, count, dtype, how, call); },
-                    { target, source }, finish);
+        several.add(
+            [=](tutti_group *group, tutti_call *call) {
+                return tutti_reduce_scatter(group, from, to, count, dtype, how.of(call), call);
+            },
+            { target, source }, finish);
     }
 
     std::vector<size_t> splits(const Tensor &tensor, const std::vector<int64_t> &sizes, const char *what) const {

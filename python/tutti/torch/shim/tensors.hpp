@@ -97,13 +97,38 @@ template <class Element> Element &only(std::vector<Element> &elements, const cha
     return elements[0];
 }
 
-inline tutti_reduction reduction(const c10d::ReduceOp &operation, const char *who) {
-    static const tutti_reduction reductions[] = { TUTTI_SUM, TUTTI_AVG,  TUTTI_PRODUCT, TUTTI_MIN,
-                                                  TUTTI_MAX, TUTTI_BAND, TUTTI_BOR,     TUTTI_BXOR };
-    TORCH_CHECK_VALUE(operation.op_ <= c10d::ReduceOp::BXOR, "tutti: ", who, " has no reduction ",
-                      operation.op_ == c10d::ReduceOp::PREMUL_SUM ? "PREMUL_SUM" : "of that number",
-                      "; there are SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR");
-    return reductions[operation.op_];
+// A reduction as a call has it: by its number, and for PREMUL_SUM with the factor, one element of the tensor's type on
+// the host, which the library reads before the call returns.
+struct Reduction {
+    tutti_reduction number;
+    Tensor factor;
+
+    tutti_reduction of(tutti_call *call) const {
+        call->factor = factor.defined() ? factor.const_data_ptr() : nullptr;
+        return number;
+    }
+};
+
+inline Tensor premul_factor(const c10d::ReduceOp &operation, const Tensor &tensor, const char *who) {
+    TORCH_CHECK_VALUE(operation.supplement_ != nullptr, "tutti: ", who, ": PREMUL_SUM has no factor");
+    const auto &given = static_cast<const c10d::NCCLPreMulSumSupplement &>(*operation.supplement_);
+    double factor = given.double_factor;
+    if (given.tensor_factor.defined()) {
+        TORCH_CHECK_VALUE(!given.tensor_factor.is_complex(), "tutti: ", who,
+                          ": the factor of PREMUL_SUM is complex, and has to be a real number");
+        factor = given.tensor_factor.item().toDouble(); // of a GPU's tensor: the host waits for it
+    }
+    return at::full({ 1 }, factor, at::TensorOptions().dtype(c10::toRealValueType(tensor.scalar_type())));
+}
+
+inline Reduction reduction(const c10d::ReduceOp &operation, const Tensor &tensor, const char *who) {
+    static const tutti_reduction reductions[] = { TUTTI_SUM,  TUTTI_AVG, TUTTI_PRODUCT, TUTTI_MIN,       TUTTI_MAX,
+                                                  TUTTI_BAND, TUTTI_BOR, TUTTI_BXOR,    TUTTI_PREMUL_SUM };
+    TORCH_CHECK_VALUE(operation.op_ <= c10d::ReduceOp::PREMUL_SUM, "tutti: ", who,
+                      " has no reduction of that number; there are SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, "
+                      "PREMUL_SUM");
+    return { reductions[operation.op_],
+             operation.op_ == c10d::ReduceOp::PREMUL_SUM ? premul_factor(operation, tensor, who) : Tensor() };
 }
 
 // The elements one after the other, with their own values: PyTorch notes on some views only that they are conjugate or
