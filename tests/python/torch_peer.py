@@ -402,6 +402,57 @@ def functional(rank, size, gloo):
     same(funcol.wait_tensor(parts[1]), 2 * scattered)
 
 
+def functional_forms(rank, size, gloo):
+    """Other dimensions, reductions and types, results in place and in tensors that are given, messages, and gradients."""
+    import torch.distributed._functional_collectives as funcol
+    ops, groups = torch.ops._c10d_functional, {group.group_name: group for group in (dist.group.WORLD, gloo)}
+    names = list(groups)
+
+    def each(function):
+        same(*[[ops.wait_tensor(tensor) for tensor in (found if isinstance(found, list) else [found])] for found in map(function, names)])
+    x, z = data(rank, (2 * size, 3, size), torch.float32), torch.view_as_complex(data(rank, (2 * size, 3, 2), torch.float32))
+    for dim in (0, 1, -1):
+        each(lambda name: funcol.all_gather_tensor(x, dim, name))
+        same(funcol.wait_tensor(funcol.reduce_scatter_tensor(x.movedim(0, dim), "sum", dim, names[0])),
+             funcol.wait_tensor(funcol.all_reduce(x, "sum", names[1])).chunk(size)[rank].movedim(0, dim))
+    for op in ("sum", "product", "min", "max"):
+        each(lambda name: funcol.all_reduce(x, op, name))
+    for op in ("avg", "sum", "max"):
+        whole = funcol.wait_tensor(funcol.all_reduce(x, "sum" if op == "avg" else op, names[1])) / (size if op == "avg" else 1)
+        same(funcol.wait_tensor(funcol.all_reduce(x, op, names[0])), whole)
+        same(funcol.wait_tensor(funcol.reduce_scatter_tensor(x, op, 0, names[0])), whole.chunk(size)[rank])
+        out = torch.empty(2, 3, size)
+        assert ops.wait_tensor(ops.reduce_scatter_tensor_out(x, op, size, names[0], out=out)) is out
+        same(out, whole.chunk(size)[rank])
+    each(lambda name: funcol.all_reduce(z, "sum", name))
+    each(lambda name: funcol.all_gather_tensor(z, 0, name))
+    each(lambda name: funcol.broadcast(z, size - 1, name))
+    rows = data(rank, (sum(k + 1 for k in range(size)), 2), torch.float32)
+    each(lambda name: funcol.all_to_all_single(rows, [rank + 1] * size, [k + 1 for k in range(size)], name))
+    each(lambda name: funcol.permute_tensor(x.flatten(), [(k + 1) % size for k in range(size)], groups[name]))
+    each(lambda name: torch.ops._dtensor.shard_dim_alltoall(x, 2, 0, name))
+    each(lambda name: ops.all_reduce_(x.clone(), "sum", name))
+    each(lambda name: ops.broadcast_(x.clone(), 1, name))
+    each(lambda name: ops.all_reduce_coalesced_([x.clone(), x + 1], "sum", name))
+    each(lambda name: ops.all_gather_into_tensor_out(x, size, name, out=torch.empty(size * x.shape[0], *x.shape[1:])))
+    if hasattr(ops, "batch_p2p_ops"):  # since PyTorch 2.12
+        after, before = (rank + 1) % size, (rank - 1) % size
+        each(lambda name: [ops.isend(x, after, 3, name), ops.irecv(torch.empty_like(x), before, 3, name)])
+        each(lambda name: ops.batch_p2p_ops(["isend", "irecv", "isend", "irecv"], [after, before, after, before], [0, 0, 1, 1],
+                                            [x, torch.empty_like(x), x + 1, torch.empty_like(x)], name))
+    found = []
+    for name in names:
+        gradients = []
+        for function in (lambda t: funcol.all_gather_tensor_autograd(t, 0, name), lambda t: funcol.all_gather_tensor_autograd(t, 1, name),
+                         lambda t: funcol.reduce_scatter_tensor_autograd(t, "sum", 0, name), lambda t: funcol.all_to_all_single_autograd(t, None, None, name)):
+            leaf = x.clone().requires_grad_()
+            result = funcol.wait_tensor(function(leaf))
+            (result * torch.arange(float(result.numel())).view(result.shape)).sum().backward()
+            gradients += [result.detach(), leaf.grad]
+        found.append(gradients)
+    same(*found)
+
+
 def compiled(rank, size, gloo):
     import torch.distributed._functional_collectives as funcol
 
@@ -746,5 +797,5 @@ def death(rank, size, gloo):
 
 
 if __name__ == "__main__":
-    run_all([("reductions+premultiplied+moves+messages+works+groups+functional", 2), ("premultiplied+moves+messages+groups+errors", 3), ("symmetric+compiled+interrupts+twice+tcp_store", 2),
+    run_all([("reductions+premultiplied+moves+messages+works+groups+functional+functional_forms", 2), ("premultiplied+moves+messages+groups+errors+functional_forms", 3), ("symmetric+compiled+interrupts+twice+tcp_store", 2),
              ("symmetric", 3), ("death", 3)])

@@ -16,7 +16,7 @@ from .. import _interrupt
 from .._library import constants, lib, struct
 from ..buffers import _NUMBERS, _TYPES
 from ..world import _drop, _nanoseconds, _sizes, hold
-from . import cuda, shim
+from . import cuda, functional, shim
 from .member import Member, destroyed, seconds_of
 from .work import Work, completer, not_compiled, raise_error
 
@@ -156,6 +156,7 @@ class ProcessGroup(Member, dist.ProcessGroup):
 
     def __init__(self, options: Any) -> None:
         dist.ProcessGroup.__init__(self, options.group_rank, options.group_size)  # type: ignore[call-arg]
+        functional.register(ProcessGroup)
         Member.__init__(self, options)
         self._description = ""
         self._plain = _Call()
