@@ -107,6 +107,44 @@ def groups(rank, size, gloo):
     dist.barrier()
 
 
+def bound(rank, size, gloo):
+    """Ranks that have named their device when they began, whose groups PyTorch splits: dist.split_group, and DeviceMesh by itself."""
+    dist.destroy_process_group()
+    device = torch.device("cuda", 0)
+    dist.init_process_group("tutti", init_method=f"file://{os.environ['TEST_MEET']}-bound", rank=rank, world_size=size, timeout=LIMIT, device_id=device)
+    world = dist.group.WORLD
+    assert world.bound_device_id == device and world._get_backend(device).supports_splitting
+
+    def summed(group, ranks):
+        for place in ("cuda", "cpu"):
+            dist.all_reduce(x := torch.full((3,), rank + 1.0, device=place), group=group)
+            assert x.tolist() == [sum(other + 1.0 for other in ranks)] * 3, (place, x)
+    mesh = dist.init_device_mesh("cuda", (1, size), mesh_dim_names=("copies", "shards"))
+    summed(mesh.get_group("shards"), range(size))
+    summed(mesh.get_group("copies"), [rank])
+    summed(dist.init_device_mesh("cpu", (size,)).get_group(), range(size))
+    halves = [list(range(size // 2)), list(range(size // 2, size))]
+    mine = halves[rank >= size // 2]
+    part = dist.split_group(split_ranks=halves, group_desc="a half")
+    assert part.group_desc == "a half" and part.bound_device_id == device and dist.get_process_group_ranks(part) == mine
+    assert dist.get_backend(part) == "tutti" and part._get_backend(device).options.global_ranks_in_group == mine
+    summed(part, mine)
+    inner = dist.split_group(part, split_ranks=[[len(mine) - 1]])  # ranks are the part's own; the others are in none
+    assert (inner is None) == (rank != mine[-1])
+    if inner is not None:
+        summed(inner, [rank])
+        dist.destroy_process_group(inner)
+    dist.destroy_process_group(part)
+    alone = dist.new_group([size - 1])  # the others are told that they are not in it
+    if rank == size - 1:
+        summed(alone, [rank])
+    from torch.distributed.fsdp import fully_shard
+    shared = torch.nn.Linear(8, 8 * size).cuda()
+    fully_shard(shared, mesh=mesh["shards"])
+    shared(torch.ones(2, 8, device=device)).sum().backward()
+    summed(world, range(size))
+
+
 def streams(rank, size, gloo):
     """Results are seen by what follows in the stream, without the host."""
     big = torch.full((1 << 20,), 1.0, device="cuda")
@@ -302,6 +340,7 @@ def death(rank, size, gloo):
 
 
 def _init(rank, size, path, limit):
+    os.environ["TEST_MEET"] = path
     faulthandler.dump_traceback_later(2 * LIMIT.total_seconds(), exit=True)  # where it hangs
     faulthandler.register(signal.SIGUSR1)  # and where it is, when asked
     import tutti.torch
@@ -371,6 +410,11 @@ def collectives_are_those_of_gloo():
         _with(size, "reductions", "moves", "several_at_once", "messages", "groups", "buffers")
 
 
+def ranks_that_have_a_device_split_their_groups():
+    for size in _sizes():
+        _with(size, "bound")
+
+
 def streams_are_pytorchs():
     for size in _sizes():
         _with(size, "streams")
@@ -412,5 +456,5 @@ def ranks_without_shares_are_right_or_told():
 
 
 if __name__ == "__main__":
-    run((collectives_are_those_of_gloo, streams_are_pytorchs, data_parallel_and_fully_sharded, a_group_has_a_backend_for_each_device, arrays_of_every_library, calls_that_do_not_match_are_told,
+    run((collectives_are_those_of_gloo, ranks_that_have_a_device_split_their_groups, streams_are_pytorchs, data_parallel_and_fully_sharded, a_group_has_a_backend_for_each_device, arrays_of_every_library, calls_that_do_not_match_are_told,
          ranks_without_shares_are_right_or_told, a_rank_that_dies_is_told))

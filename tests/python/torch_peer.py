@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.distributed on Tutti: every call gives what gloo gives, and functional collectives, torch.compile and symmetric memory on them. Deaths and mismatches are errors
 that name the rank. What PyTorch trains with is training_torch_peer.py's subject."""
+import copy
 import datetime
 import os
 import pathlib
@@ -376,6 +377,37 @@ def groups(rank, size, gloo):
         assert tensor.item() == 2
     short = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=60))
     dist.barrier(group=short)
+
+
+def parts(rank, size, gloo):
+    """Groups that are split off others: what dist.split_group calls, which itself wants an accelerator. All ranks come, and those of the part alone make it."""
+    world, device = dist.group.WORLD, torch.device("cpu")
+    options = world._get_backend(device).options
+    assert options.backend == "tutti" and options._timeout == LONG and options.global_ranks_in_group == list(range(size)), options.global_ranks_in_group
+    copied = copy.deepcopy(options)
+    copied._timeout = datetime.timedelta(seconds=50)
+    assert world._get_backend(device).options._timeout == LONG and copied.global_ranks_in_group == options.global_ranks_in_group
+    assert world._get_backend(device).supports_splitting
+    for turn, ranks in enumerate(([0], [1, 0], list(range(size)), [size - 1, 0])):
+        part = world.split_group(ranks, timeout=LONG, opts=copy.deepcopy(options), group_name=f"part {turn}", group_desc="of the world")
+        assert (part is not None) == (rank in ranks)
+        if part is not None:
+            assert (part.rank(), part.size(), part.group_name, part.group_desc) == (sorted(ranks).index(rank), len(set(ranks)), f"part {turn}", "of the world")
+            assert part._get_backend(device).options.global_ranks_in_group == sorted(set(ranks))
+            part.allreduce([tensor := torch.full((3,), rank + 1.0)]).wait()
+            same(tensor, torch.full((3,), sum(other + 1.0 for other in set(ranks))))
+            if len(ranks) == size > 1:  # and a part of the part
+                inner = part.split_group([1], timeout=datetime.timedelta(seconds=1), opts=copy.deepcopy(options), group_name="inner")
+                assert (inner is not None) == (rank == 1)
+                if inner is not None:
+                    assert inner._get_backend(device).options.global_ranks_in_group == [1]
+                    inner.barrier().wait()
+                    inner.shutdown()
+            part.shutdown()
+    group = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=77))
+    assert group._get_backend(device).options._timeout == datetime.timedelta(seconds=77)
+    group.set_timeout(datetime.timedelta(seconds=78))
+    assert group._get_backend(device).options._timeout == datetime.timedelta(seconds=78)
 
 
 def functional(rank, size, gloo):
@@ -797,5 +829,5 @@ def death(rank, size, gloo):
 
 
 if __name__ == "__main__":
-    run_all([("reductions+premultiplied+moves+messages+works+groups+functional+functional_forms", 2), ("premultiplied+moves+messages+groups+errors+functional_forms", 3), ("symmetric+compiled+interrupts+twice+tcp_store", 2),
+    run_all([("reductions+premultiplied+moves+messages+works+groups+parts+functional+functional_forms", 2), ("premultiplied+moves+messages+groups+parts+errors+functional_forms", 3), ("symmetric+compiled+interrupts+twice+tcp_store", 2),
              ("symmetric", 3), ("death", 3)])

@@ -3,10 +3,11 @@
 # PyTorch's stubs have forms of these methods that it does not call.
 # mypy: disable-error-code="override,misc,assignment"
 import ctypes
+import datetime
 import os
 import queue
 import sys
-from typing import Any, NoReturn, Sequence
+from typing import Any, NoReturn, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -28,10 +29,8 @@ _REDUCTIONS = {getattr(dist.ReduceOp.RedOpType, name): constants["TUTTI_" + name
 _PREMUL_SUM = constants["TUTTI_PREMUL_SUM"]
 
 
-def _refuse_mixture() -> None:
-    """PyTorch takes a group that is written in Python for all devices, and would silently drop what was asked for others ("cpu:tutti,cuda:gloo"). It does not
-    tell us: its own function, which calls us, knows."""
-    config = sys._getframe(2).f_locals.get("backend_config")
+def _refuse_mixture(config: Any) -> None:
+    """PyTorch takes a group that is written in Python for all devices, and would silently drop what was asked for others ("cpu:tutti,cuda:gloo")."""
     others = {device: name for device, name in config.get_device_backend_map().items() if name != "tutti"} if config is not None else {}
     if others:
         text = ", ".join(f"{device}:{name}" for device, name in others.items())
@@ -44,8 +43,12 @@ def create(options: Any, backend_options: Any) -> Any:
     module = shim.load(speaks=options.group_rank == 0)
     if module is not None:
         return shim.backend(module, options)
-    _refuse_mixture()
-    return ProcessGroup(options)
+    asked = sys._getframe(1).f_locals  # PyTorch keeps for itself what was asked of it: its own function, which calls this one, knows
+    _refuse_mixture(asked.get("backend_config"))
+    group = ProcessGroup(options)
+    if asked.get("device_id") is not None:
+        group.bound_device_id = asked["device_id"]
+    return group
 
 
 # ---- tensors ----
@@ -152,7 +155,8 @@ def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 @not_compiled
 class ProcessGroup(Member, dist.ProcessGroup):
     """A group of ranks. PyTorch makes it (init_process_group, new_group) and calls it."""
-    supports_splitting = supports_coalescing = supports_tensor_alloc = False
+    supports_splitting = True
+    supports_coalescing = supports_tensor_alloc = False
 
     def __init__(self, options: Any) -> None:
         dist.ProcessGroup.__init__(self, options.group_rank, options.group_size)  # type: ignore[call-arg]
@@ -199,6 +203,25 @@ class ProcessGroup(Member, dist.ProcessGroup):
 
     def _set_sequence_number_for_group(self) -> None:
         """The library counts by itself."""
+
+    # ---- parts of it (dist.split_group, and DeviceMesh where the ranks have a device) ----
+
+    def split_group(self, ranks: Sequence[int], timeout: Optional[datetime.timedelta] = None, opts: Any = None, group_name: Optional[str] = None,
+                    group_desc: Optional[str] = None, device_types: Any = None) -> Any:
+        ranks = sorted(ranks)
+        name = group_name if group_name is not None else f"{self._name}:split:{'_'.join(map(str, ranks))}"
+        options = self.part(ranks, name, timeout if timeout is not None else (opts if opts is not None else self.options)._timeout)
+        if options is None:
+            return None
+        group = ProcessGroup(options)
+        group.setGroupDesc(group_desc if group_desc is not None else f"{self._description}:split:{'_'.join(map(str, ranks))}")
+        return group
+
+    def perform_nocolor_split(self, device: Any) -> None:
+        """What a rank does that is not in a part: nothing."""
+
+    def eager_connect_single_device(self, device: Any) -> None:
+        """The device is made ready by the first call that needs it."""
 
     def shutdown(self) -> None:
         works = self.__dict__.pop("_queue", None)

@@ -9,10 +9,11 @@ import secrets
 import socket
 import time
 import weakref
-from typing import Any, MutableMapping, NoReturn, Optional
+from typing import Any, MutableMapping, NoReturn, Optional, Sequence
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 from .. import _interrupt
 from .._library import lib, struct
@@ -75,6 +76,18 @@ def destroyed() -> NoReturn:
     raise dist.DistBackendError("tutti: this process group was destroyed")
 
 
+class Options(c10d.Backend.Options):
+    """With what a group was made, as PyTorch's own backends have it in their `options`."""
+
+    def __init__(self, name: str, ranks: Sequence[int], timeout: datetime.timedelta) -> None:
+        super().__init__("tutti", timeout)
+        fields: Any = self
+        fields.group_name, fields.global_ranks_in_group = name, list(ranks)
+
+    def __deepcopy__(self, memo: Any) -> Any:  # dist.split_group gives it to the new group, changed
+        return Options(self.group_name, self.global_ranks_in_group, self._timeout)
+
+
 @not_compiled
 class Member:
     """This rank in a group."""
@@ -84,6 +97,7 @@ class Member:
         self._rank, self._size = options.group_rank, options.group_size
         self._workspace: Optional[torch.Tensor] = None  # symm_mem's
         ranks = list(options.global_ranks_in_group)
+        self.options = Options(self._name, ranks or range(self._size), options.timeout)
         parent = worlds.get(os.getpid())
         self._handle: Optional[int]
         if parent is None or not ranks or parent._handle is None:
@@ -116,6 +130,17 @@ class Member:
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         check(lib.tutti_group_set_timeout(self._handle, _nanoseconds(timeout.total_seconds())))
+        self.options._timeout = timeout
+
+    def part(self, ranks: Sequence[int], name: str, timeout: datetime.timedelta) -> Any:
+        """With what the group of some of this group's ranks is made; None where this rank is not one of them. They alone come to it."""
+        if self._rank not in ranks:
+            return None
+        options: Any = dist.distributed_c10d._DistributedBackendOptions()
+        options.store, options.timeout, options.group_id = dist.PrefixStore(f"{name}/", self._store), timeout, name
+        options.group_rank, options.group_size = list(ranks).index(self._rank), len(ranks)
+        options.global_ranks_in_group = [self.options.global_ranks_in_group[rank] for rank in ranks]
+        return options
 
     def shutdown(self) -> None:
         """Leaves. Others may go on without this rank as long as they do not need it."""

@@ -7,6 +7,7 @@ TUTTI_TORCH_SHIM=auto goes without it where it cannot be built, and says so; on 
 """
 from __future__ import annotations
 
+import datetime
 import fcntl
 import hashlib
 import importlib.machinery
@@ -142,7 +143,7 @@ def _load(wanted: str) -> Any:
     except ImportError as error:
         raise _Without(f"{path} cannot be loaded: {error}") from None
     made: Any = module
-    made.set_up(failure, _interrupt.raises, _interrupt.hear, threading.main_thread().native_id, cuda.here)
+    made.set_up(failure, _interrupt.raises, _interrupt.hear, split, threading.main_thread().native_id, cuda.here)
     _interrupt.also.append(made)
     return made
 
@@ -169,4 +170,10 @@ def backend(module: Any, options: Any) -> Any:
     """A c10d::Backend for this rank of a group."""
     member = Member(options)
     module.listen(_interrupt._read)
-    return module.Backend(member, member.rank(), member.size(), member._world._handle, member._handle, options.timeout.total_seconds())
+    return module.Backend(member, member.rank(), member.size(), member._world._handle, member._handle, member.options)
+
+
+def split(member: Any, ranks: Any, name: str, seconds: float) -> Any:
+    """A c10d::Backend for this rank of a part of a group, or None where it is in none."""
+    options = member.part(ranks, name, datetime.timedelta(seconds=seconds))
+    return backend(_loaded, options) if options is not None else None

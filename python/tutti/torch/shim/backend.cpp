@@ -15,10 +15,11 @@ using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
 class Backend : public c10d::Backend {
   public:
-    Backend(py::object member, int rank, int size, uintptr_t world, uintptr_t group, Milliseconds timeout)
+    Backend(py::object member, int rank, int size, uintptr_t world, uintptr_t group,
+            c10::intrusive_ptr<Options> options)
         : c10d::Backend(rank, size), member_(std::move(member)), group_(reinterpret_cast<tutti_group *>(group)),
           place_(std::make_shared<Place>(Place{ rank, reinterpret_cast<tutti_world *>(world), getpid() })),
-          options_(c10::make_intrusive<Options>("tutti", timeout)) {
+          options_(std::move(options)) {
         init();
     }
 
@@ -42,6 +43,39 @@ class Backend : public c10d::Backend {
     }
     py::object member() const {
         return member_;
+    }
+    py::object options() const {
+        return member_.attr("options"); // with its methods in Python
+    }
+
+    // ---- parts of it (dist.split_group, and DeviceMesh where the ranks have a device) ----
+
+    bool supportsSplitting() const override {
+        return true;
+    }
+    // All ranks of the group come here, and those of the part alone make it. PyTorch asks once for each device, and one
+    // backend is for all of them.
+    c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store> & /* the member has one */,
+                                            const std::vector<int> &ranks,
+                                            const c10::intrusive_ptr<Options> &options) override {
+        py::gil_scoped_acquire lock;
+        auto last = part_.lock();
+        if (last != nullptr && part_name_ == options->group_name)
+            return last;
+        try {
+            double seconds = std::chrono::duration<double>(options->timeout).count();
+            py::object made =
+                py::reinterpret_borrow<py::object>(package.split)(member_, ranks, options->group_name, seconds);
+            if (made.is_none())
+                return nullptr;
+            auto part = made.cast<c10::intrusive_ptr<c10d::Backend>>();
+            part_ = c10::weak_intrusive_ptr<c10d::Backend>(part);
+            part_name_ = options->group_name;
+            return part;
+        } catch (py::error_already_set &error) {
+            error.restore();
+            std::rethrow_exception(python_failure());
+        }
     }
     void setSequenceNumberForGroup() override {} // the library counts by itself
     uint64_t getSequenceNumberForGroup() override {
@@ -578,6 +612,9 @@ class Backend : public c10d::Backend {
     std::atomic<tutti_group *> group_;
     std::shared_ptr<Place> place_;
     c10::intrusive_ptr<Options> options_;
+    // The last part that was split off.
+    c10::weak_intrusive_ptr<c10d::Backend> part_{ c10::intrusive_ptr<c10d::Backend>() };
+    std::string part_name_;
 };
 
 } // namespace tutti_shim
@@ -588,17 +625,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
     py::module_::import("torch._C._distributed_c10d");
     py::class_<Backend, c10d::Backend, c10::intrusive_ptr<Backend>>(
         module, "Backend", "A group of ranks, for the devices that PyTorch registers it for.")
-        .def(py::init([](py::object member, int rank, int size, uintptr_t world, uintptr_t group, double seconds) {
-            return c10::make_intrusive<Backend>(std::move(member), rank, size, world, group,
-                                                std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3)));
+        .def(py::init([](py::object member, int rank, int size, uintptr_t world, uintptr_t group,
+                         c10::intrusive_ptr<c10d::Backend::Options> options) {
+            return c10::make_intrusive<Backend>(std::move(member), rank, size, world, group, std::move(options));
         }))
-        .def_property_readonly("member", &Backend::member, "Who opened it: tutti.torch.member.Member.");
+        .def_property_readonly("member", &Backend::member, "Who opened it: tutti.torch.member.Member.")
+        .def_property_readonly("options", &Backend::options, "With what it was made: tutti.torch.member.Options.")
+        .def(
+            "perform_nocolor_split", [](const Backend &, const py::object &) {},
+            "What a rank does that is not in a part: nothing.");
     module.def("inside", &tutti_shim::inside,
                "The number of the call of this module that the main thread is in, or 0.");
     module.def("interrupt", &tutti_shim::interrupt, "Ends that call, if the main thread is still in it.");
     module.def("set_up", [](const py::object &failure, const py::object &raises, const py::object &hear,
-                            long main_thread, bool devices) {
-        tutti_shim::package = { failure.inc_ref().ptr(), raises.inc_ref().ptr(), hear.inc_ref().ptr(), main_thread };
+                            const py::object &split, long main_thread, bool devices) {
+        tutti_shim::package = { failure.inc_ref().ptr(), raises.inc_ref().ptr(), hear.inc_ref().ptr(),
+                                split.inc_ref().ptr(), main_thread };
         tutti_shim::devices_too = devices;
     });
     module.def(

@@ -26,6 +26,7 @@ struct Package {
     PyObject *failure = nullptr; // the exception for a status that this thread's last call has returned
     PyObject *raises = nullptr;  // whether Ctrl-C raises KeyboardInterrupt
     PyObject *hear = nullptr;    // takes note of signals that came before a call
+    PyObject *split = nullptr;   // this rank's backend of a part of a group
     long main_thread = 0;
     int signals = -1; // the descriptor that has something to read when signals have come
 };
