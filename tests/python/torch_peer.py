@@ -264,6 +264,39 @@ def dropped_after_a_failure():
     assert number not in module._running and not told, told
 
 
+def interrupted_between_calls(group):
+    """An interrupt that comes after a batch has begun leaves none behind, and a signal's handler may wait for the work that its thread is about to finish."""
+    from tutti.torch.group import lib
+    cancel, cancelled, run = lib.tutti_batch_cancel, [], group._run
+
+    def forgotten(batch):
+        cancelled.append(batch.value)
+        cancel(batch)
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+    lib.tutti_batch_cancel, group._run = forgotten, interrupt
+    try:
+        raises(KeyboardInterrupt, group.allreduce_coalesced, [torch.ones(2), torch.ones(3)])
+    finally:
+        lib.tutti_batch_cancel, group._run = cancel, run
+    assert len(cancelled) == 1 and cancelled[0], cancelled
+    work = dist.all_reduce(table := torch.ones(4, 6).t(), async_op=True)
+    finish, asked = work._finish, []
+
+    def handled():
+        if not asked:
+            asked.append(True)
+            work.wait()  # as a handler does
+            assert table[0, 0] == dist.get_world_size()
+        finish()
+    work._finish = handled
+    waiting = threading.Thread(target=work.wait, daemon=True)
+    waiting.start()
+    waiting.join(60)
+    assert not waiting.is_alive() and work.is_success()
+
+
 def works(rank, size, gloo):
     tensor = torch.ones(3)
     work = dist.all_reduce(tensor, async_op=True)
@@ -346,6 +379,8 @@ def works(rank, size, gloo):
         work.wait()
     assert dist.get_backend() == "tutti" and dist.get_rank() == rank and dist.get_world_size() == size
     dropped_after_a_failure()
+    if not shimmed():
+        interrupted_between_calls(dist.group.WORLD)
     if shimmed():
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             dist.all_reduce(torch.ones(2))

@@ -91,7 +91,7 @@ class Work(dist.Work):
     def __init__(self, group: Any, place: Any, device: Any, result: Any, kept: Any, finish: Any) -> None:
         super().__init__()
         self._group, self._place, self._handle, self._device, self._result, self._kept, self._finish = group, place, place.value, device, result, kept, finish
-        self._lock, self._process = threading.Lock(), os.getpid()
+        self._lock, self._process = threading.RLock(), os.getpid()  # again by a signal's handler
         self._future: Any = None
 
     def __del__(self) -> None:
@@ -109,9 +109,10 @@ class Work(dist.Work):
         if status:
             raise_error(status)
         with self._lock:
-            finish, self._finish = self._finish, None
+            finish = self._finish
             if finish is not None:
                 finish()
+                self._finish = None  # by now: a handler that waits meanwhile finds the results in place
                 for tensor in tensors_of(self._kept):  # whose memory PyTorch's allocator gives to the stream that they were made for, which may be another
                     tensor.record_stream(torch.cuda.current_stream(self._device))
 

@@ -278,30 +278,34 @@ class ProcessGroup(Member, dist.ProcessGroup):
         """Collectives as one operation."""
         if self._handle is None:
             destroyed()
-        batch = ctypes.c_void_p()
-        status = lib.tutti_batch_begin(self._handle, ctypes.byref(batch))
-        if status:
-            raise_error(status)
-        noted = _Call(batch=batch.value)
-        if cuda.here and (tensor := cuda.first(kept, result)) is not None:
-            cuda.place(noted, tensor)
-        for function, arguments, factor in calls:
-            noted.factor = factor.data_ptr() if factor is not None else None
-            status = function(self._handle, *arguments, ctypes.byref(noted))
-            if status:
-                try:
-                    raise_error(status)
-                finally:
-                    lib.tutti_batch_cancel(batch)
+        batch, ended = ctypes.c_void_p(), False
 
         def end(_, call):
+            nonlocal ended
+            ended = True  # also where it fails
             return lib.tutti_batch_end(batch, call)
 
         def finish():
             for each in finishes:
                 if each is not None:
                     each()
-        return self._run(end, (), options, result, kept, finish if any(finishes) else None)
+        try:
+            status = lib.tutti_batch_begin(self._handle, ctypes.byref(batch))
+            if status:
+                raise_error(status)
+            noted = _Call(batch=batch.value)
+            if cuda.here and (tensor := cuda.first(kept, result)) is not None:
+                cuda.place(noted, tensor)
+            for function, arguments, factor in calls:
+                noted.factor = factor.data_ptr() if factor is not None else None
+                status = function(self._handle, *arguments, ctypes.byref(noted))
+                if status:
+                    raise_error(status)
+            return self._run(end, (), options, result, kept, finish if any(finishes) else None)
+        except BaseException:  # an interrupt, too, which may come anywhere
+            if batch.value is not None and not ended:
+                lib.tutti_batch_cancel(batch)
+            raise
 
     # ---- collectives ----
 

@@ -74,7 +74,7 @@ class Work(dist.Work):
     def __init__(self, group: Any, place: Any, result: Any, finish: Any = None, alone: bool = False) -> None:
         super().__init__()
         self._group, self._place, self._handle, self._result, self._finish, self._alone = group, place, place.value, result, finish, alone
-        self._lock, self._process = threading.Lock(), os.getpid()
+        self._lock, self._process = threading.RLock(), os.getpid()  # again by a signal's handler that waits for the work that its thread is settling
         self._over, self._error = False, None
         self._future: Any = None
         self._received: Any = None
@@ -95,6 +95,8 @@ class Work(dist.Work):
                     self._finish()
                 except Exception as cause:
                     error = cause
+            if self._over:  # by such a handler
+                return
             if error is None:
                 let_go(self._place)
             self._error, self._over, self._finish = error, True, None

@@ -427,6 +427,14 @@ class Backend : public c10d::Backend {
   private:
     using Call = std::function<tutti_status(tutti_group *, tutti_call *)>;
 
+    struct Batch { // what an exception finds begun is forgotten
+        tutti_batch *handle = nullptr;
+        ~Batch() {
+            if (handle != nullptr)
+                tutti_batch_cancel(handle);
+        }
+    };
+
     struct Several { // collectives as one operation
         std::vector<Call> calls;
         Tensors kept;
@@ -499,24 +507,20 @@ class Backend : public c10d::Backend {
 
     WorkPointer run_several(Several &several, const char *title, Milliseconds timeout, bool waits,
                             const Tensors &result) {
-        tutti_batch *batch = nullptr;
+        Batch batch;
         tutti_group *group = this->group();
-        check(tutti_batch_begin(group, &batch));
+        check(tutti_batch_begin(group, &batch.handle));
         tutti_call noted{};
         noted.size = sizeof noted;
-        noted.batch = batch;
+        noted.batch = batch.handle;
         if (!several.kept.empty() && several.kept[0].is_cuda())
             place(noted, several.kept[0].device());
-        for (const Call &each : several.calls) {
-            tutti_status status = each(group, &noted);
-            if (status != TUTTI_OK) {
-                std::exception_ptr error = failure(status);
-                tutti_batch_cancel(batch);
-                std::rethrow_exception(error);
-            }
-        }
+        for (const Call &each : several.calls)
+            check(each(group, &noted));
         return run(
-            [batch](tutti_group *, tutti_call *call) { return tutti_batch_end(batch, call); },
+            [&batch](tutti_group *, tutti_call *call) {
+                return tutti_batch_end(std::exchange(batch.handle, nullptr), call);
+            },
             { c10d::OpType::COALESCED, title, timeout, waits, result, std::move(several.kept), several.finish() });
     }
 
