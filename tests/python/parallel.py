@@ -284,5 +284,13 @@ def the_example_trains():
     assert ran.stdout.count("writes cdefghij") == 2, ran.stdout
 
 
+def the_example_of_numpy_fits_a_line():
+    source = pathlib.Path(os.environ.get("TEST_SOURCE", pathlib.Path(__file__).parent.parent.parent))
+    ran = subprocess.run([sys.executable, "-m", "tutti.run", "-q", "-n", "3", str(source / "examples/python_numpy.py")], capture_output=True, text=True, timeout=600)
+    lines = [line.partition(": y")[2] for line in ran.stdout.splitlines()]
+    assert ran.returncode == 0 and len(lines) == 3 and len(set(lines)) == 1, (ran.stdout, ran.stderr)
+    assert "= 3.00" in lines[0] and "all ranks have the same: True" in lines[0], ran.stdout
+
+
 if __name__ == "__main__":
-    run((the_example_trains, ranks_compute_together, mismatches_and_deaths_are_exceptions, ctrl_c_ends_a_wait_for_a_tensor))
+    run((the_example_trains, the_example_of_numpy_fits_a_line, ranks_compute_together, mismatches_and_deaths_are_exceptions, ctrl_c_ends_a_wait_for_a_tensor))
