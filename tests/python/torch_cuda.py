@@ -48,13 +48,44 @@ def same(ours, theirs):
 
 def reductions(rank, size, gloo):
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64):
-        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT):
             for length in (5, 100_000):
                 theirs = data(rank, (length,), dtype)
                 ours = theirs.cuda()
                 dist.all_reduce(ours, op)
                 dist.all_reduce(theirs, op, group=gloo)
                 same(ours, theirs)
+    for op in (dist.ReduceOp.BAND, dist.ReduceOp.BOR, dist.ReduceOp.BXOR):
+        theirs = data(rank, (7,), torch.int32)
+        dist.all_reduce(ours := theirs.cuda(), op)
+        dist.all_reduce(theirs, op, group=gloo)
+        same(ours, theirs)
+    pairs = torch.view_as_complex(data(rank, (5, 2)))
+    dist.all_reduce(ours := pairs.cuda())
+    dist.all_reduce(pairs, group=gloo)
+    same(torch.view_as_real(ours), torch.view_as_real(pairs))
+    total = sum(data(other, (5,)) for other in range(size))
+    dist.all_reduce(ours := data(rank, (5,)).cuda(), dist.ReduceOp.AVG)  # gloo has none
+    same(ours, total / size)
+    dist.reduce(ours := data(rank, (5,)).cuda(), size - 1)
+    if rank == size - 1:
+        same(ours, total)
+
+
+def premultiplied(rank, size, gloo):
+    """Each rank's tensor times its own factor: a number, or a tensor on the device."""
+    total = sum(data(other, (2 * size,)) * (other + 0.5) for other in range(size))
+    for factor in (rank + 0.5, torch.full((1,), rank + 0.5), torch.full((1,), rank + 0.5, device="cuda")):
+        op = dist._make_nccl_premul_sum(factor)
+        dist.all_reduce(ours := data(rank, (2 * size,)).cuda(), op)
+        same(ours, total)
+        dist.all_reduce(ours := data(rank, (2 * size,)).cuda().bfloat16(), op, async_op=True).wait()
+        torch.testing.assert_close(ours.cpu().float(), total, rtol=0.05, atol=0.05)
+        dist.reduce_scatter_tensor(part := torch.empty(2, device="cuda"), data(rank, (2 * size,)).cuda(), op)
+        same(part, total[2 * rank:2 * rank + 2])
+        dist.all_reduce_coalesced(several := [data(rank, (2 * size,)).cuda() for _ in range(2)], op)
+        for tensor in several:
+            same(tensor, total)
 
 
 def moves(rank, size, gloo):
@@ -78,6 +109,25 @@ def moves(rank, size, gloo):
     dist.all_reduce(column := mine.cuda().t())  # not dense in its own order
     same(column, sum(data(other, (4, 3)) for other in range(size)).t())
     raises(TypeError, dist.all_gather, [torch.empty(1)] * size, torch.ones(1, device="cuda"))
+    gathered = [torch.empty(4, 3, device="cuda") for _ in range(size)] if rank == 0 else None
+    dist.gather(mine.cuda(), gathered, 0)
+    if rank == 0:
+        same(torch.cat(gathered), whole)
+    given = torch.empty(4, 3, device="cuda")
+    dist.scatter(given, list(whole.cuda().chunk(size)) if rank == 1 else None, 1)
+    same(given, mine)
+    uneven = [torch.empty(other + 1, device="cuda") for other in range(size)]  # of different lengths
+    dist.all_gather(uneven, torch.full((rank + 1,), float(rank), device="cuda"))
+    same(torch.cat(uneven), torch.cat([torch.full((other + 1,), float(other)) for other in range(size)]))
+    part = torch.empty(rank + 1, device="cuda")
+    dist.reduce_scatter(part, [torch.full((other + 1,), rank + 1.0, device="cuda") for other in range(size)])
+    same(part, torch.full((rank + 1,), size * (size + 1) / 2))
+    exchanged = torch.empty(sum(other + 1 for other in range(size)), 2, device="cuda")
+    dist.all_to_all_single(exchanged, torch.full(((rank + 1) * size, 2), float(rank), device="cuda"), [other + 1 for other in range(size)], [rank + 1] * size)
+    same(exchanged, torch.cat([torch.full((other + 1, 2), float(other)) for other in range(size)]))
+    outs = [torch.empty(other + 1, device="cuda") for other in range(size)]
+    dist.all_to_all(outs, [torch.full((rank + 1,), 10.0 * rank + other, device="cuda") for other in range(size)])
+    same(torch.cat(outs), torch.cat([torch.full((other + 1,), 10.0 * other + rank) for other in range(size)]))
 
 
 def several_at_once(rank, size, gloo):
@@ -85,6 +135,45 @@ def several_at_once(rank, size, gloo):
     dist.all_reduce_coalesced(several)
     for i, tensor in enumerate(several):
         same(tensor, sum(data(other, (3,), salt=i) for other in range(size)))
+    wide, parts = [torch.empty(count * size, device="cuda") for count in (2, 3)], [torch.empty(count, device="cuda") for count in (2, 3)]
+    with dist.distributed_c10d._coalescing_manager():
+        for out, count in zip(wide, (2, 3)):
+            dist.all_gather_into_tensor(out, data(rank, (count,)).cuda())
+    with dist.distributed_c10d._coalescing_manager(async_ops=True) as manager:
+        for out, count in zip(parts, (2, 3)):
+            dist.reduce_scatter_tensor(out, data(rank, (count * size,)).cuda())
+    manager.wait()
+    for out, part, count in zip(wide, parts, (2, 3)):
+        same(out, torch.cat([data(other, (count,)) for other in range(size)]))
+        same(part, sum(data(other, (count * size,)) for other in range(size))[rank * count:(rank + 1) * count])
+
+
+def functional(rank, size, gloo):
+    """Functional collectives, compiled ones, and those that compilers write."""
+    import torch.distributed._functional_collectives as funcol
+    ops, world = torch.ops._c10d_functional, dist.group.WORLD
+    name, x = world.group_name, data(rank, (2 * size, 3, size))
+    whole = [data(other, (2 * size, 3, size)) for other in range(size)]
+    for dim in (0, 1, -1):
+        same(ops.wait_tensor(funcol.all_gather_tensor(x.cuda(), dim, world)), torch.cat(whole, dim))
+    for op, total in (("sum", sum(whole)), ("avg", sum(whole) / size), ("max", torch.stack(whole).amax(0))):
+        same(ops.wait_tensor(funcol.all_reduce(x.cuda(), op, world)), total)
+        same(ops.wait_tensor(funcol.reduce_scatter_tensor(x.cuda(), op, 0, world)), total.chunk(size)[rank])
+    same(ops.wait_tensor(funcol.broadcast(x.cuda(), 1, world)), whole[1])
+    same(ops.wait_tensor(funcol.all_to_all_single(x.cuda(), None, None, world)), torch.cat([each.chunk(size)[rank] for each in whole]))
+    same(ops.wait_tensor(funcol.all_reduce_coalesced([x.cuda(), x.cuda() + 1], "sum", world)[1]), sum(whole) + size)
+    out = torch.empty(2 * size * size, 3, size, device="cuda")
+    assert ops.wait_tensor(ops.all_gather_into_tensor_out(x.cuda(), size, name, out=out)) is out
+    same(out, torch.cat(whole))
+    out = torch.empty(2, 3, size, device="cuda")
+    ops.wait_tensor(ops.reduce_scatter_tensor_out(x.cuda(), "sum", size, name, out=out))
+    same(out, sum(whole).chunk(size)[rank])
+    if hasattr(ops, "batch_p2p_ops"):  # since PyTorch 2.12
+        got = ops.batch_p2p_ops(["isend", "irecv"], [(rank + 1) % size, (rank - 1) % size], [0, 0], [x.cuda(), torch.empty_like(x, device="cuda")], name)
+        same(ops.wait_tensor(got[1]), whole[rank - 1])
+    leaf = x.cuda().requires_grad_()
+    (funcol.wait_tensor(funcol.all_gather_tensor_autograd(leaf, 0, world)) * torch.full((2 * size * size, 3, size), 2.0, device="cuda")).sum().backward()
+    same(leaf.grad, torch.full((2 * size, 3, size), 2.0 * size))
 
 
 def messages(rank, size, gloo):
@@ -94,6 +183,9 @@ def messages(rank, size, gloo):
     for request in requests:
         request.wait()
     same(got, data((rank - 1) % size, (4, 3)))
+    error = raises(dist.DistBackendError, dist.recv, torch.empty(1, device="cuda"))  # from anybody: NCCL's backend, too, refuses it
+    assert error.status == "UNSUPPORTED" and "a rank and a tag" in str(error), error
+    dist.all_reduce(torch.ones(1, device="cuda"))  # the group goes on
 
 
 def groups(rank, size, gloo):
@@ -104,7 +196,30 @@ def groups(rank, size, gloo):
     objects = [None] * size
     dist.all_gather_object(objects, {"rank": rank})
     assert [entry["rank"] for entry in objects] == list(range(size))
+    shared = [{"from": rank}] if rank == 0 else [None]
+    dist.broadcast_object_list(shared, 0, device=torch.device("cuda", 0))
+    assert shared == [{"from": 0}]
     dist.barrier()
+
+
+def meshes(rank, size, gloo):
+    """DTensor, and layers whose rows and columns the ranks share."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    mesh, full = dist.init_device_mesh("cuda", (size,)), data(0, (2 * size, 2 * size))
+    sharded = distribute_tensor(full.cuda(), mesh, [Shard(0)])
+    same(sharded.full_tensor(), full)
+    same(sharded.redistribute(mesh, [Shard(1)]).to_local(), full.chunk(size, 1)[rank])
+    same((sharded @ sharded.t()).redistribute(mesh, [Replicate()]).to_local(), full @ full.t())
+    torch.manual_seed(0)
+    whole = torch.nn.Sequential(torch.nn.Linear(8, 4 * size), torch.nn.Tanh(), torch.nn.Linear(4 * size, 3)).cuda()
+    shared = torch.nn.Sequential(torch.nn.Linear(8, 4 * size), torch.nn.Tanh(), torch.nn.Linear(4 * size, 3)).cuda()
+    shared.load_state_dict(whole.state_dict())
+    parallelize_module(shared, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    for module in (shared, whole):
+        module(data(7, (6, 8)).cuda()).square().mean().backward()
+    for ours, theirs in zip(shared.parameters(), whole.parameters()):
+        torch.testing.assert_close(ours.grad.full_tensor() if hasattr(ours.grad, "full_tensor") else ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
 def bound(rank, size, gloo):
@@ -164,6 +279,8 @@ def streams(rank, size, gloo):
     same(x[:3], torch.full((3,), sum(range(size)) + 3.0))
     work = dist.all_reduce(z := torch.full((1000,), 2.0, device="cuda"), async_op=True)
     assert work.get_future().wait()[0].data_ptr() == z.data_ptr()
+    doubled = dist.all_reduce(torch.full((1000,), 3.0, device="cuda"), async_op=True).get_future().then(lambda done: done.value()[0] * 2)
+    same(doubled.wait()[:2], torch.full((2,), 6.0 * size))
     same(z[:2], torch.full((2,), 2.0 * size))
     torch.cuda.synchronize()
     assert work.is_completed() and work.is_success()
@@ -325,6 +442,38 @@ def mismatch(rank, size, gloo):
     assert error.status == "MISMATCH" and error.ranks
 
 
+def aborted(rank, size, gloo):
+    """One rank ends the group: the others are told, and the device goes on."""
+    group = dist.new_group(list(range(size)))
+    dist.all_reduce(torch.ones(3, device="cuda"), group=group)
+    torch.cuda.synchronize()
+    dist.barrier(group=gloo)
+    if rank == 0:
+        group.abort()
+
+    def until():
+        for _ in range(1000):
+            dist.all_reduce(torch.ones(3, device="cuda"), group=group)
+            torch.cuda.synchronize()
+    assert raises(dist.DistBackendError, until).status == "ABORTED"
+    dist.barrier(group=gloo)
+
+
+def late(rank, size, gloo):
+    """A rank that does not come in time is named."""
+    group = dist.new_group(list(range(size)), timeout=datetime.timedelta(seconds=2))
+    dist.all_reduce(torch.ones(3, device="cuda"), group=group)
+    torch.cuda.synchronize()
+    if rank != 1:
+        def until():
+            for _ in range(1000):
+                dist.all_reduce(torch.ones(3, device="cuda"), group=group)
+                torch.cuda.synchronize()
+        error = raises(dist.DistBackendError, until)
+        assert error.status == "TIMEOUT" and 1 in error.ranks, error
+    dist.barrier(group=gloo)
+
+
 def death(rank, size, gloo):
     """A rank that is killed while it has nothing on the device: the others, who wait for it there, are told who."""
     dist.all_reduce(torch.ones(10, device="cuda"))
@@ -371,7 +520,8 @@ def _rank(rank, size, path, names):
 def _without_share(rank, size, path, names):
     """Each call gives the right values, or an error that names a rank which did not come to the device in time."""
     import tutti
-    gloo = _init(rank, size, path, datetime.timedelta(seconds=4))
+    gloo = _init(rank, size, path, LIMIT)
+    dist.group.WORLD.set_timeout(datetime.timedelta(seconds=4))  # of calls: on a busy machine ranks take longer to begin
     told = "nothing"
     for name in names:
         try:
@@ -407,7 +557,7 @@ def _sizes():
 
 def collectives_are_those_of_gloo():
     for size in _sizes():
-        _with(size, "reductions", "moves", "several_at_once", "messages", "groups", "buffers")
+        _with(size, "reductions", "premultiplied", "moves", "several_at_once", "messages", "groups", "buffers", "functional", "meshes")
 
 
 def ranks_that_have_a_device_split_their_groups():
@@ -438,6 +588,10 @@ def calls_that_do_not_match_are_told():
     _with(2, "mismatch")
 
 
+def groups_that_end_say_why():
+    _with(2, "aborted", "late")
+
+
 def a_rank_that_dies_is_told():
     for name in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"):  # not under MPS, whose server it may take with it
         os.environ.pop(name, None)
@@ -456,5 +610,5 @@ def ranks_without_shares_are_right_or_told():
 
 
 if __name__ == "__main__":
-    run((collectives_are_those_of_gloo, ranks_that_have_a_device_split_their_groups, streams_are_pytorchs, data_parallel_and_fully_sharded, a_group_has_a_backend_for_each_device, arrays_of_every_library, calls_that_do_not_match_are_told,
+    run((collectives_are_those_of_gloo, ranks_that_have_a_device_split_their_groups, streams_are_pytorchs, data_parallel_and_fully_sharded, a_group_has_a_backend_for_each_device, arrays_of_every_library, calls_that_do_not_match_are_told, groups_that_end_say_why,
          ranks_without_shares_are_right_or_told, a_rank_that_dies_is_told))
