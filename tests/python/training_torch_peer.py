@@ -235,6 +235,31 @@ def tensors_and_meshes(rank, size, gloo):
         assert tensor.item() == 2
 
 
+def compiled_training(rank, size, gloo):
+    """Sharded layers and layers whose rows and columns are shared, compiled: what they compute uncompiled on gloo."""
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    mesh, other = init_device_mesh("cpu", (size,)), DeviceMesh.from_group(gloo, "cpu")
+
+    def sharded(each):
+        model = Network()
+        for layer in (model.first, model.second, model.third):
+            fully_shard(layer, mesh=each)
+        return fully_shard(model, mesh=each), rank
+
+    def shared(each):
+        return parallelize_module(Network(), each, {"first": ColwiseParallel(), "second": RowwiseParallel()}), 0
+    for make, backend in ((sharded, "aot_eager"), (shared, "inductor")):
+        results = []
+        for each in (mesh, other):
+            torch._dynamo.reset()
+            model, rows = make(each)
+            losses = train(torch.compile(model, backend=backend) if each is mesh else model, rows)
+            results.append((losses, [getattr(parameter, "full_tensor", lambda: parameter)().detach() for parameter in model.parameters()]))
+        same(*results)
+
+
 if __name__ == "__main__":
-    run_all([("data_parallel+modes_of_data_parallel+fully_sharded+modes_of_fully_sharded+divided_gradients+tensors_and_meshes+checkpoints+sharded_optimizer+pipelines", 2),
+    run_all([("data_parallel+modes_of_data_parallel+fully_sharded+modes_of_fully_sharded+divided_gradients+tensors_and_meshes+checkpoints+sharded_optimizer+pipelines+compiled_training", 2),
              ("data_parallel+tensors_and_meshes+modes_of_data_parallel+divided_gradients+sharded_in_copies+pipelines", 4)])
