@@ -161,8 +161,9 @@ def aside(function):
             answer.append((None, error))
         finally:
             done.set()
-    threading.Thread(target=run, name="tutti opening", daemon=True).start()
+
     try:
+        _thread.start_new_thread(run, ())  # in one step, as below
         done.wait()
     except BaseException:
         given_up.set()
