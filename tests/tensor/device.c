@@ -167,7 +167,7 @@ static void open_failing(void *driver, int nth) {
     x = tt_zeros(tt_shape(3), TUTTI_F32, &options);
     CHECK(x != NULL && tt_item(tt_sum(x)) == 0);
     CHECK_EQ(modules(), opened);
-    CHECK_EQ(opened, 12); /* 11 images of operators and one of products that ranks make together */
+    CHECK_EQ(opened, 13); /* 11 images of operators and two of products that ranks make together */
     CHECK_OK(tt_scope_close(&scope));
     fflush(stdout);
     _exit(delivered ? 0 : 3);
