@@ -408,12 +408,24 @@ TEST_LIMIT(the_multimem_form_is_captured_too, 60) {
     test_device_leave();
 }
 
+/* The products of what every rank has made of (16, 32) and of (16 * ranks, 32). */
+static void check_both(tt_tensor *all, tt_tensor *part, tt_tensor *right, int rank, int ranks) {
+    tt_tensor *sum = NULL;
+    for (int from = 0; from < ranks; from++) {
+        tt_tensor *one = tt_matmul(whole(tt_shape(16 * ranks, 32), TUTTI_F32, from), back(right));
+        sum = from == 0 ? one : tt_add(sum, one);
+        CHECK(tt_equal(back(tt_narrow(all, 0, from * 16, 16)),
+                       tt_matmul(whole(tt_shape(16, 32), TUTTI_F32, from), back(right))));
+    }
+    CHECK(tt_equal(back(part), part_of(sum, 0, rank, ranks)));
+}
+
 TEST_RANKS(test_mode_is_captured_too_and_a_mismatch_in_it_ends_nothing) {
     BEGIN;
     const char *name = tutti_group_name(group);
     tt_tensor *x = there(whole(tt_shape(16, 32), TUTTI_F32, rank)),
               *y = there(whole(tt_shape(16 * ranks, 32), TUTTI_F32, rank)),
-              *right = there(whole(tt_shape(32, 8), TUTTI_F32, 3)), *sum = NULL, *all, *part;
+              *right = there(whole(tt_shape(32, 8), TUTTI_F32, 3)), *all, *part;
     CHECK(tt_symm_test_begin(1, &name));
     for (int round = 0; round < 3; round++) {
         tt_replay *replay = NULL;
@@ -426,13 +438,7 @@ TEST_RANKS(test_mode_is_captured_too_and_a_mismatch_in_it_ends_nothing) {
         CHECK(tt_synchronize(test_device()));
         tt_replay_release(replay);
     }
-    for (int from = 0; from < ranks; from++) {
-        tt_tensor *one = tt_matmul(whole(tt_shape(16 * ranks, 32), TUTTI_F32, from), back(right));
-        sum = from == 0 ? one : tt_add(sum, one);
-        CHECK(tt_equal(back(tt_narrow(all, 0, from * 16, 16)),
-                       tt_matmul(whole(tt_shape(16, 32), TUTTI_F32, from), back(right))));
-    }
-    CHECK(tt_equal(back(part), part_of(sum, 0, rank, ranks)));
+    check_both(all, part, right, rank, ranks);
     FAILS(tt_fused_matmul_reduce_scatter(y, right, rank == 0 ? TUTTI_AVG : TUTTI_SUM, 0, group), TUTTI_ERROR_MISMATCH,
           "make different calls");
     tt_symm_test_end();
@@ -459,14 +465,8 @@ TEST_RANKS(a_call_that_one_rank_captures_and_another_makes_is_a_mismatch) {
             CHECK(tt_synchronize(test_device()) && tt_replay_begin(test_device()));
         if (round % 2 == 0) {
             tt_tensor *all = tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL).at[0],
-                      *part = tt_fused_matmul_reduce_scatter(y, right, TUTTI_SUM, 0, group), *sum = NULL;
-            for (int from = 0; from < ranks; from++) {
-                tt_tensor *one = tt_matmul(whole(tt_shape(16 * ranks, 32), TUTTI_F32, from), back(right));
-                sum = from == 0 ? one : tt_add(sum, one);
-                CHECK(tt_equal(back(tt_narrow(all, 0, from * 16, 16)),
-                               tt_matmul(whole(tt_shape(16, 32), TUTTI_F32, from), back(right))));
-            }
-            CHECK(tt_equal(back(part), part_of(sum, 0, rank, ranks)));
+                      *part = tt_fused_matmul_reduce_scatter(y, right, TUTTI_SUM, 0, group);
+            check_both(all, part, right, rank, ranks);
             continue;
         }
         FAILS(tt_fused_all_gather_matmul(x, tt_tensors(right), 0, group, NULL), TUTTI_ERROR_MISMATCH, "for a graph");
